@@ -1,0 +1,1 @@
+"""What a sequence is: segments, grammar, layouts, visibility, packing. Knows no model and no files."""
