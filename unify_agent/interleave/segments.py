@@ -1,13 +1,14 @@
 """A sample is a list of segments; each fixes markers, rope ids and losses.
 
-| segment   | slots                            | rope ids          | span          | loss                    |
-|-----------|----------------------------------|-------------------|---------------|-------------------------|
-| Text      | <|im_start|> ids <|im_end|>      | one a slot        | causal        | CE when `loss`          |
-| Picture   | <|vision_start|> patches <|vision_end|> | one for all | full          | none                    |
-| Drawing   | the same, patches noised         | one, not consumed | noise, `sees` | MSE                     |
+| segment | slots                                   | rope ids           | span          | loss             |
+|---------|-----------------------------------------|--------------------|---------------|------------------|
+| Text    | <|im_start|> ids <|im_end|>             | one a slot         | causal        | CE when `loss`   |
+| Picture | <|vision_start|> patches <|vision_end|> | one for all slots  | full          | none             |
+| Drawing | the same, with noised patches           | one, not used up   | noise, `sees` | MSE              |
+| Gap     | none                                    | skips `rope` ids   | none          | none             |
 
-(BAGEL's packing rules, facts section 5.) Segments that follow one another with the same `block` share one full
-span, as the references of the paper's Appendix B do. `hidden` marks a segment removed by condition dropout.
+(BAGEL's packing rules.) Pictures that follow one another with the same `block` share one full span, as the
+references of the paper's Appendix B do. A gap is what condition dropout leaves of a removed picture.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ PixelSource = np.ndarray
 class Text:
     """Token ids between the text markers.
 
-    `loss`: every id and the end marker are trained. `role`: how the log names its loss. `spans`: named ranges
-    of *slots* inside the segment, the opening marker being slot 0 (the recaption, for instance).
+    `loss`: every id and the end marker are trained. `role`: how the log names its loss. `name`: what a
+    drawing's `sees` calls the whole segment. `spans`: named ranges of *slots* inside it, the opening marker
+    being slot 0 (the recaption, for instance).
     """
 
     ids: tuple[int, ...]
     loss: bool = False
     role: str = "text"
+    name: str | None = None
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -42,12 +45,15 @@ class Text:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as context: ViT patches (`vit`) or clean VAE latents (`vae`). `pixels`: uint8 [H, W, 3]."""
+    """A picture as context: ViT patches (`vit`) or clean VAE latents (`vae`). `pixels`: uint8 [H, W, 3].
+
+    `name` and `block` are what a drawing's `sees` may call it.
+    """
 
     pixels: PixelSource
     use: Literal["vit", "vae"]
     patch: int
-    role: str = "picture"
+    name: str | None = None
     block: str | None = None
 
     @property
@@ -64,7 +70,7 @@ class Picture:
 class Drawing:
     """A picture to generate, trained by flow matching.
 
-    `sees`: names of segments or named text spans it may look at, None for the whole past. `copies`: how often
+    `sees`: names of segments, blocks or text spans that it may look at, None for the whole past. `copies`: how often
     the same clean picture is noised anew, each copy with its own timestep and noise; copies never see one
     another, so the context is computed once for all.
     """
@@ -73,7 +79,6 @@ class Drawing:
     patch: int = 16
     sees: tuple[str, ...] | None = None
     copies: int = 1
-    role: str = "drawing"
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -84,7 +89,15 @@ class Drawing:
         return self.copies * (self.grid[0] * self.grid[1] + 2)
 
 
-Segment = Text | Picture | Drawing
+@dataclass(frozen=True)
+class Gap:
+    """No slots, but `rope` position ids are skipped."""
+
+    rope: int = 1
+    slots: int = field(default=0, init=False)
+
+
+Segment = Text | Picture | Drawing | Gap
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,14 @@ class Document:
     @property
     def slots(self) -> int:
         return sum(segment.slots for segment in self.segments)
+
+
+class Unusable(ValueError):
+    """A sample that cannot be trained on. `reason` is a short constant under which it is counted."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
 
 
 def text_loss_weight(ids: Sequence[int]) -> float:

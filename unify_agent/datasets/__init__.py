@@ -1,0 +1,1 @@
+"""Where samples come from: trajectory schema, sources on disk, length index, loader."""

@@ -1,0 +1,106 @@
+"""From text to token ids and back: tags, special tokens, what is trusted.
+
+One encoder serves training and inference. A tag in text that we or the model wrote is a special token; a tag in
+text that came from outside (search results) stays plain text, so a web page can neither close an observation nor
+open a tool call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+
+from unify_agent.errors import UserError
+from unify_agent.files import digest
+
+MARKERS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
+TAGS = (
+    "<observation>", "</observation>", "<tool_call>", "</tool_call>",
+    "<think>", "</think>", "<recaption>", "</recaption>",
+)  # fmt: skip
+"""The release's order: on a BAGEL tokenizer the missing ones take the next spare rows of the table."""
+
+STRUCTURE_TAGS = tuple(tag for tag in TAGS if "observation" not in tag)
+"""Tags whose CE weight is raised (paper, Table 6): those that open or close a thought, a call, a recaption."""
+
+_OBSERVATION = re.compile(r"(<observation>)(.*)(</observation>)", re.DOTALL)
+
+
+class Grammar:
+    """A tokenizer with the markers and tags of Unify-Agent.
+
+    `encode` is for trusted text, `encode_untrusted` for everything else, `encode_user` for a user turn as
+    records store it. `fingerprint` identifies the mapping from text to ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        known = tokenizer.get_vocab(with_added_tokens=True)
+        special = [token for token in MARKERS + TAGS]
+        tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+        self.added = tuple(token for token in special if token not in known)
+        self._trusted = tokenizer
+        self._plain = Tokenizer.from_str(tokenizer.to_str())
+        self._plain.encode_special_tokens = True
+        self.bos, self.eos, self.start_of_image, self.end_of_image = (self.id_of(t) for t in MARKERS)
+        self.tag_ids = {tag: self.id_of(tag) for tag in TAGS}
+        self.size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.fingerprint = digest(tokenizer.to_str())[:16]
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Grammar:
+        """Read the tokenizer of a model folder (tokenizer.json, or vocab.json with merges.txt)."""
+        folder = Path(folder)
+        if (folder / "tokenizer.json").is_file():
+            try:
+                return cls(Tokenizer.from_file(str(folder / "tokenizer.json")))
+            except Exception as error:  # tokenizers raises bare Exception
+                raise UserError(f"{folder / 'tokenizer.json'}: not a tokenizer ({error})") from None
+        if not (folder / "vocab.json").is_file() or not (folder / "merges.txt").is_file():
+            raise UserError(f"{folder}: no tokenizer here; expected tokenizer.json, or vocab.json and merges.txt")
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
+
+    def id_of(self, token: str) -> int:
+        """The id of a marker or a tag."""
+        number = self._trusted.token_to_id(token)
+        if number is None:
+            raise KeyError(token)
+        return number
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of trusted text: tags and markers in it become special tokens."""
+        return tuple(self._trusted.encode(text, add_special_tokens=False).ids)
+
+    def encode_untrusted(self, text: str) -> tuple[int, ...]:
+        """Ids of text from outside: whatever it contains, none of them is a special token."""
+        return tuple(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def encode_user(self, text: str) -> tuple[int, ...]:
+        """Ids of a user turn: between its first <observation> and its last </observation> nothing is trusted."""
+        found = _OBSERVATION.search(text)
+        if not found:
+            return self.encode(text)
+        before, after = text[: found.start()], text[found.end() :]
+        opening, closing = self.tag_ids["<observation>"], self.tag_ids["</observation>"]
+        return (*self.encode(before), opening, *self.encode_untrusted(found[2]), closing, *self.encode(after))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, tags included."""
+        return self._trusted.decode(list(ids), skip_special_tokens=False)
+
+    def between(self, ids: Sequence[int], tag: str) -> tuple[int, int] | None:
+        """The range [open, close + 1) of the last complete `<tag> ... </tag>` in `ids`, tags included."""
+        opening, closing = self.tag_ids[f"<{tag}>"], self.tag_ids[f"</{tag}>"]
+        ids = list(ids)
+        if closing not in ids:
+            return None
+        stop = len(ids) - 1 - ids[::-1].index(closing)
+        before = ids[:stop]
+        if opening not in before:
+            return None
+        start = len(before) - 1 - before[::-1].index(opening)
+        return start, stop + 1

@@ -1,0 +1,133 @@
+"""Layout presets: from a trajectory to the document that the model is trained on, and asked for.
+
+Both presets run through the turns: what the user side says carries no loss, what the assistant says does. The
+references stand after the assistant turn that found them, before the last user turn. They differ in what the
+picture is drawn from:
+
+* `paper` (Appendix B): both references, VAE and ViT tokens alike, form one full block; the assistant's own
+  recaption between its tags is the context. Drawn from the history cache, restricted to these.
+* `released` (the public release): each picture block is separate, and the recaption is repeated as context text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from unify_agent.datasets.trajectory import Trajectory
+from unify_agent.interleave.grammar import Grammar
+from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Segment, Text, Unusable
+
+Preset = Literal["paper", "released"]
+PRESETS: tuple[Preset, ...] = ("paper", "released")
+REFERENCES = "references"
+"""Block name of the references in preset `paper`."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How pictures enter: a transform for each tower, PIL picture -> uint8 [H, W, 3]."""
+
+    vae: Callable[[Image.Image], np.ndarray]
+    vit: Callable[[Image.Image], np.ndarray]
+    vae_patch: int = 16
+    vit_patch: int = 14
+
+    def reference(self, picture: Image.Image, number: int, joint: bool) -> tuple[Picture, Picture]:
+        """The VAE block and the ViT block of reference `number` (from 1), in that order."""
+        block = REFERENCES if joint else None
+        return (
+            Picture(self.vae(picture), "vae", self.vae_patch, f"reference_{number}.vae", block),
+            Picture(self.vit(picture), "vit", self.vit_patch, f"reference_{number}.vit", block),
+        )
+
+
+def user_text(text: str, grammar: Grammar, name: str | None = None) -> Text:
+    """A user turn: no loss, what lies inside the observation is untrusted."""
+    return Text(grammar.encode_user(text), role="user", name=name)
+
+
+def assistant_text(ids: Sequence[int], grammar: Grammar, final: bool) -> Text:
+    """An assistant turn; the final one names its recaption, tags included."""
+    spans = {}
+    if final:
+        found = grammar.between(ids, "recaption")
+        if found is None:
+            raise Unusable("no complete recaption in the last turn")
+        spans = {"recaption": (found[0] + 1, found[1] + 1)}
+    return Text(tuple(ids), loss=True, role="recaption" if final else "call", spans=spans)
+
+
+def lay_out(
+    trajectory: Trajectory,
+    references: Sequence[Image.Image],
+    target: Image.Image,
+    *,
+    grammar: Grammar,
+    pixels: Pixels,
+    preset: Preset = "paper",
+    context: Literal["recaption", "request"] = "recaption",
+    copies: int = 1,
+) -> Document:
+    """The document of one trajectory.
+
+    `context="request"` trains the drawing "without recaption": it sees the first user turn instead. `copies`
+    noises the target that many times over one context. Raises `Unusable` when a part is missing.
+    """
+    turns = trajectory.turns_for_training()
+    if not turns:
+        raise Unusable("no turns")
+    segments: list[Segment] = []
+    for number, turn in enumerate(turns):
+        final = number == len(turns) - 1
+        if final:
+            for index, picture in enumerate(references, 1):
+                segments += pixels.reference(picture, index, joint=preset == "paper")
+        segments.append(user_text(turn.input, grammar, name="request" if number == 0 else None))
+        ids = turn.ids_for(grammar.fingerprint) or grammar.encode(turn.response_text)
+        segments.append(assistant_text(ids, grammar, final))
+    if preset == "released" and context == "recaption":
+        recaption = segments[-1]
+        assert isinstance(recaption, Text)
+        start, stop = recaption.spans["recaption"]
+        segments[-1] = replace(recaption, spans={})
+        segments.append(Text(recaption.ids[start : stop - 2], role="context", name="recaption"))
+    names = [segment.name for segment in segments if isinstance(segment, Picture) and segment.name]
+    sees = (context, *names)
+    segments.append(Drawing(pixels.vae(target), pixels.vae_patch, sees=sees, copies=copies))
+    return Document(trajectory.ip_index, tuple(segments))
+
+
+def drop_conditions(
+    document: Document, rng: np.random.Generator, preset: Preset, *, text: float, vit: float, vae: float
+) -> Document:
+    """Condition dropout for classifier-free guidance, each context item on its own (BAGEL: .1, .3, .3).
+
+    In `paper` a dropped item is hidden from the drawing only, so a recaption is never trained on pictures that
+    are gone. In `released` it is removed; a removed picture still uses up its rope id, as in BAGEL.
+    """
+    chance = {"vit": vit, "vae": vae}
+    drawing = next((s for s in document.segments if isinstance(s, Drawing)), None)
+    if drawing is None or drawing.sees is None:
+        return document
+    gone = set()
+    for name in drawing.sees:
+        if rng.random() < chance.get(name.rpartition(".")[2], text):
+            gone.add(name)
+    kept = tuple(name for name in drawing.sees if name not in gone)
+    segments: list[Segment] = []
+    for segment in document.segments:
+        if segment is drawing:
+            segments.append(replace(drawing, sees=kept))
+        elif preset == "released" and isinstance(segment, Picture) and segment.name in gone:
+            segments.append(Gap())
+        elif preset == "released" and isinstance(segment, Text) and segment.name in gone and not segment.loss:
+            if segment.name == "request":
+                segments.append(segment)
+        else:
+            segments.append(segment)
+    return replace(document, segments=tuple(segments))
