@@ -1,0 +1,1 @@
+"""Training: the run's configuration, the plan-driven trainer, sharding, EMA, checkpoints and metrics."""

@@ -1,0 +1,178 @@
+"""Command line -> typed `Config`, through Hydra's compose API.
+
+Hydra composes `configs/config.yaml`, the chosen groups, the recipe and the overrides; the dataclasses of
+`config.py` are the schema. Composing through the API (not `hydra.main`) keeps Hydra from creating output folders,
+changing the working directory or setting up logging in every rank.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Iterator, Sequence, get_args, get_type_hints
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from unify_agent.errors import UserError, nearest
+from unify_agent.training import config as schema
+
+ConfigStore.instance().store(name="schema", node=schema.Config)
+
+
+def recipe_names(recipes: Path) -> list[str]:
+    return sorted(path.stem for path in (recipes / "recipe").glob("*.yaml"))
+
+
+def load_config(overrides: Sequence[str], configs: Path, recipes: Path) -> schema.Config:
+    """Compose and check one run's configuration.
+
+    overrides: Hydra's grammar, e.g. ["+recipe=openmoji_cpu", "optim.lr=1e-3"].
+    Raises UserError with one line: unknown recipe, group option or key (the nearest real one named), bad value.
+    """
+    overrides, recipe = _take_recipe(overrides, recipes)
+    search_path = f"hydra.searchpath=[file://{recipes.resolve()}]"
+    try:
+        with initialize_config_dir(str(configs.resolve()), version_base="1.3"):
+            composed = compose("config", overrides=[search_path, *overrides])
+        # `+key=value` opens the struct, so the schema has the last word.
+        strict = OmegaConf.merge(OmegaConf.structured(schema.Config), OmegaConf.to_container(composed))
+        if strict.recipe is not None:
+            raise UserError(f"recipe={strict.recipe} was not loaded; use +recipe=NAME with a file in {recipes}/recipe")
+        strict.recipe = recipe
+        config = OmegaConf.to_object(strict)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_one_line(error)) from None
+    check(config)
+    return config
+
+
+def to_yaml(config: schema.Config) -> str:
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def _take_recipe(overrides: Sequence[str], recipes: Path) -> tuple[list[str], str | None]:
+    """Accept `recipe=NAME` and `+recipe=NAME`; an unknown name is an error that lists the nearest ones."""
+    kept, chosen = [], None
+    for override in overrides:
+        match = re.fullmatch(r"\+?\+?recipe=(.*)", override)
+        if match is None:
+            kept.append(override)
+            continue
+        if chosen is not None:
+            raise UserError(f"two recipes given ({chosen} and {match[1]}); choose one")
+        chosen = match[1].strip("'\"")
+        names = recipe_names(recipes)
+        if chosen not in names:
+            raise UserError(f"unknown recipe {chosen!r}{nearest(chosen, names)}")
+        kept.append(f"+recipe={chosen}")
+    return kept, chosen
+
+
+def keys(node: type = schema.Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema, groups and the fields of list entries included."""
+    hints = get_type_hints(node)
+    for item in fields(node):
+        yield prefix + item.name
+        for inner in (hints[item.name], *get_args(hints[item.name])):
+            if is_dataclass(inner):
+                yield from keys(inner, f"{prefix}{item.name}.")
+
+
+def _one_line(error: Exception) -> str:
+    """Hydra's and OmegaConf's multi-line errors as one line that names the key and the nearest real one."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    text = str(error)
+    if text.startswith(str(cause)):
+        text = str(cause)
+    full_key = getattr(cause, "full_key", None) or _search(r"full_key: (\S+)", text)
+    where = _search(r"^In '([^']+)'", text)
+    where = f" in {where}.yaml" if where and where != "config" else ""
+    missing = _search(r"Could not find '([^']+)'", text)
+    if missing:
+        group, _, option = missing.rpartition("/")
+        options = re.findall(r"^\t(.+)$", text.partition("Available options")[2].partition("Config search path")[0], re.M)
+        return f"unknown option {option!r} for {group}{nearest(option, options)}"
+    for line in (str(cause), text):
+        if full_key and re.search(r"\bnot in\b", line):
+            known = list(keys())
+            wanted = _search(r"Could not override '([^']+)'", text) or full_key
+            if wanted in known:  # the unknown key lies inside a list's entry
+                wanted += "." + (_search(r"Key '([^']+)'", text) or "?")
+            return f"unknown key {wanted!r}{where}; {_nearest_key(wanted, known)}"
+    summary = str(cause).splitlines()[0]
+    if full_key:
+        return f"{full_key}{where}: {summary}"
+    if "parsing override" in text or "viable alternative" in text or "mismatched input" in text:
+        asked = _search(r"parsing override '([^']*)'", text)
+        return f"cannot read the argument {asked!r}: write key=value" if asked else f"cannot read an argument: {summary}"
+    return summary
+
+
+def _nearest_key(wanted: str, known: Sequence[str]) -> str:
+    """Compare whole dotted keys and last parts, so that `lr` and `optim.lrr` both find `optim.lr`."""
+    leaf = wanted.rpartition(".")[2]
+    by_leaf = {key.rpartition(".")[2]: key for key in reversed(known)}
+    names = difflib.get_close_matches(wanted, known, n=2, cutoff=0.7)
+    names += [by_leaf[name] for name in difflib.get_close_matches(leaf, list(by_leaf), n=2, cutoff=0.7)]
+    unique = list(dict.fromkeys(names))[:3]
+    if unique:
+        return "did you mean " + " or ".join(unique) + "?"
+    return "python train.py --cfg job lists every key"
+
+
+def _search(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text, re.M)
+    return found[1] if found else None
+
+
+def check(config: schema.Config) -> None:
+    """Values that the types cannot express. Raises UserError naming the key."""
+
+    def require(ok: bool, key: str, rule: str) -> None:
+        if not ok:
+            value: Any = config
+            for part in key.split("."):
+                value = getattr(value, part)
+            raise UserError(f"{key}={value}: {rule}")
+
+    def one_of(key: str, choices: Sequence[str]) -> None:
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        if value not in choices:
+            raise UserError(f"{key}={value}: unknown; choose one of {', '.join(choices)}")
+
+    one_of("task", schema.TASKS)
+    one_of("layout", schema.LAYOUTS)
+    one_of("model.init", schema.INITS)
+    one_of("optim.schedule", schema.SCHEDULES)
+    one_of("ema.export", schema.WEIGHTS)
+    one_of("parallel.dtype", schema.DTYPES)
+    for key in ("steps", "parallel.packs_per_step", "checkpoint.every", "checkpoint.keep_last", "logging.every",
+                "data.window_steps", "data.noise_copies", "data.expected_tokens", "vae.batch"):
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        require(value >= 1, key, "must be at least 1")
+    require(len(config.optim.betas) == 2, "optim.betas", "two numbers, e.g. [0.9,0.95]")
+    require(0 <= config.ema.decay < 1, "ema.decay", "must be at least 0 and below 1")
+    require(config.optim.clip > 0, "optim.clip", "must be above 0")
+    require(config.data.workers >= 0, "data.workers", "must not be negative")
+    require(
+        config.data.expected_tokens <= config.data.max_tokens,
+        "data.expected_tokens",
+        f"must not exceed data.max_tokens={config.data.max_tokens}",
+    )
+    require(
+        config.data.max_tokens_per_sample <= config.data.max_tokens,
+        "data.max_tokens_per_sample",
+        f"must not exceed data.max_tokens={config.data.max_tokens}",
+    )
+    for name in ("text", "vit", "vae"):
+        require(0 <= getattr(config.data.dropout, name) <= 1, f"data.dropout.{name}", "must lie in [0, 1]")

@@ -1,0 +1,179 @@
+"""The schema of a run. Every key a recipe or a command line may set is a field here; anything else is an error.
+
+Defaults are the paper's Table 6 where it states a value and BAGEL's where it is silent. Files under `configs/`
+and `recipes/` only ever change these fields, so this module is also the reference of what can be configured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+TASKS = ("sft", "vae")
+INITS = ("pretrained", "random")
+LAYOUTS = ("paper", "released")
+SCHEDULES = ("constant", "cosine")
+WEIGHTS = ("ema", "raw")
+DTYPES = ("fp32", "bf16")
+
+
+@dataclass
+class ModelConfig:
+    path: Optional[str] = None
+    """BAGEL-layout folder to start from (architecture, weights, VAE and tokenizer are read from it)."""
+    init: str = "pretrained"
+    """`pretrained` needs `path`. `random` must be said explicitly and needs `arch`, `vae` and `tokenizer`."""
+    arch: Optional[str] = None
+    """Architecture preset for `init=random`, e.g. `tiny`."""
+    vae: Optional[str] = None
+    """Folder whose `ae.safetensors` is used with `init=random`."""
+    tokenizer: Optional[str] = None
+    """Folder (or tokenizer.json) whose tokenizer is used with `init=random`."""
+
+
+@dataclass
+class SourceConfig:
+    kind: str = "trajectories"
+    """`trajectories` (a folder in the release's layout) or `package.module:Class` of a source."""
+    path: Optional[str] = None
+    weight: float = 1.0
+    """Share of the tokens drawn, relative to the other sources' weights."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the source."""
+
+
+@dataclass
+class TransformConfig:
+    """Image resize rule: long side <= max, short side >= min, both multiples of stride (facts: BAGEL transforms)."""
+
+    max: int = MISSING
+    min: int = MISSING
+    stride: int = MISSING
+
+
+@dataclass
+class DropoutConfig:
+    """Probability that a condition is hidden from the generated picture, for classifier-free guidance."""
+
+    text: float = 0.0
+    vit: float = 0.0
+    vae: float = 0.0
+
+
+@dataclass
+class DataConfig:
+    sources: list[SourceConfig] = field(default_factory=list)
+    vae_transform: TransformConfig = field(default_factory=lambda: TransformConfig(1024, 512, 16))
+    vit_transform: TransformConfig = field(default_factory=lambda: TransformConfig(980, 378, 14))
+    expected_tokens: int = 40240
+    """A pack is full once it holds this many tokens."""
+    max_tokens: int = 41520
+    """Hard limit of a pack."""
+    max_tokens_per_sample: int = 40240
+    """Longer samples are skipped and counted."""
+    window_steps: int = 4
+    """Best-fit-decreasing packs inside a shuffled window of this many steps."""
+    group_by_cost: bool = True
+    """Packs of similar cost go into the same step."""
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    noise_copies: int = 1
+    """Timesteps trained per generated picture and pack (the context is computed once)."""
+    workers: int = 1
+    """Background workers per rank that build packs; 0 builds them in the training process."""
+
+
+@dataclass
+class LossConfig:
+    ce_weight: float = 1.0
+    mse_weight: float = 1.0
+    special_token_weight: float = 3.0
+    """Labels that are structure tags multiply their token weight by this before normalisation."""
+    timestep_shift: float = 1.0
+
+
+@dataclass
+class OptimConfig:
+    lr: float = 5e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-15
+    weight_decay: float = 0.0
+    warmup_steps: int = 500
+    schedule: str = "constant"
+    min_lr: float = 0.0
+    """Where the cosine ends at the last step; unused by `constant`."""
+    clip: float = 5.0
+    """Global L2 norm."""
+
+
+@dataclass
+class EmaConfig:
+    decay: float = 0.9999
+    warmup: bool = False
+    """Decay min(decay, (1 + n) / (10 + n)) at update n, for runs much shorter than 1 / (1 - decay) steps."""
+    export: str = "ema"
+    """Weights that the exported folder, and so inference, takes: `ema` or `raw`."""
+
+
+@dataclass
+class ParallelConfig:
+    shard: Optional[int] = None
+    """Ranks that share one copy of the parameters; the whole world when both are omitted."""
+    replicate: Optional[int] = None
+    """Copies of the parameters; inferred as world size / shard when omitted."""
+    packs_per_step: int = 1
+    """Packs in one optimiser step over all ranks; accumulation is packs_per_step / ranks."""
+    dtype: str = "fp32"
+    """Compute dtype: `fp32`, or `bf16` with fp32 master weights and reductions."""
+    threads: Optional[int] = None
+    """CPU threads per rank for torch; the machine's cores divided among its ranks when omitted."""
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = 500
+    keep_last: int = 2
+
+
+@dataclass
+class LoggingConfig:
+    every: int = 10
+    """Console line every so many steps where there is no terminal; metrics.jsonl has every step."""
+    wandb: bool = False
+    """Also log to Weights & Biases (offline without an API key)."""
+    tensorboard: bool = False
+    project: str = "unify-agent"
+
+
+@dataclass
+class VaeTrainingConfig:
+    """Task `vae`: trains the small autoencoder of the embedded world on its training pictures."""
+
+    pictures: Optional[str] = None
+    """`package.module:Class` of a source of training pictures."""
+    options: dict[str, Any] = field(default_factory=dict)
+    batch: int = 32
+    kl_weight: float = 1e-6
+
+
+@dataclass
+class Config:
+    task: str = "sft"
+    recipe: Optional[str] = None
+    """Name of the recipe, filled in by the entry point; kept as provenance."""
+    output: str = "outputs/train"
+    """Run folder: config, metrics, checkpoints and the exported model. The same command continues it."""
+    seed: int = 0
+    steps: int = 10000
+    layout: str = "paper"
+    """Layout preset; stored in the export so that inference matches."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    vae: VaeTrainingConfig = field(default_factory=VaeTrainingConfig)
