@@ -18,7 +18,6 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from unify_agent.datasets.trajectory import Trajectory
 from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Segment, Text, Unusable
 
@@ -46,6 +45,14 @@ class Pixels:
         )
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """One turn: the text of the user side as a record stores it, and the ids of the answer."""
+
+    input: str
+    response: tuple[int, ...]
+
+
 def user_text(text: str, grammar: Grammar, name: str | None = None) -> Text:
     """A user turn: no loss, what lies inside the observation is untrusted."""
     return Text(grammar.encode_user(text), role="user", name=name)
@@ -63,7 +70,8 @@ def assistant_text(ids: Sequence[int], grammar: Grammar, final: bool) -> Text:
 
 
 def lay_out(
-    trajectory: Trajectory,
+    name: str,
+    exchanges: Sequence[Exchange],
     references: Sequence[Image.Image],
     target: Image.Image,
     *,
@@ -73,23 +81,21 @@ def lay_out(
     context: Literal["recaption", "request"] = "recaption",
     copies: int = 1,
 ) -> Document:
-    """The document of one trajectory.
+    """The document of one trajectory, `name` being its id.
 
     `context="request"` trains the drawing "without recaption": it sees the first user turn instead. `copies`
     noises the target that many times over one context. Raises `Unusable` when a part is missing.
     """
-    turns = trajectory.turns_for_training()
-    if not turns:
+    if not exchanges:
         raise Unusable("no turns")
     segments: list[Segment] = []
-    for number, turn in enumerate(turns):
-        final = number == len(turns) - 1
+    for number, exchange in enumerate(exchanges):
+        final = number == len(exchanges) - 1
         if final:
             for index, picture in enumerate(references, 1):
                 segments += pixels.reference(picture, index, joint=preset == "paper")
-        segments.append(user_text(turn.input, grammar, name="request" if number == 0 else None))
-        ids = turn.ids_for(grammar.fingerprint) or grammar.encode(turn.response_text)
-        segments.append(assistant_text(ids, grammar, final))
+        segments.append(user_text(exchange.input, grammar, name="request" if number == 0 else None))
+        segments.append(assistant_text(exchange.response, grammar, final))
     if preset == "released" and context == "recaption":
         recaption = segments[-1]
         assert isinstance(recaption, Text)
@@ -99,7 +105,7 @@ def lay_out(
     names = [segment.name for segment in segments if isinstance(segment, Picture) and segment.name]
     sees = (context, *names)
     segments.append(Drawing(pixels.vae(target), pixels.vae_patch, sees=sees, copies=copies))
-    return Document(trajectory.ip_index, tuple(segments))
+    return Document(name, tuple(segments))
 
 
 def drop_conditions(
@@ -125,9 +131,6 @@ def drop_conditions(
             segments.append(replace(drawing, sees=kept))
         elif preset == "released" and isinstance(segment, Picture) and segment.name in gone:
             segments.append(Gap())
-        elif preset == "released" and isinstance(segment, Text) and segment.name in gone and not segment.loss:
-            if segment.name == "request":
-                segments.append(segment)
-        else:
+        elif not (isinstance(segment, Text) and segment.role == "context" and segment.name in gone):
             segments.append(segment)
     return replace(document, segments=tuple(segments))
