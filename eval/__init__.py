@@ -1,0 +1,1 @@
+"""World-knowledge benchmarks of the checkout: `python -m eval` says which."""
