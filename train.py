@@ -43,9 +43,11 @@ def main() -> int:
         print(to_yaml(config), end="")
         return 0
     if config.task == "vae":
-        from unify_agent.training.autoencoder import fit
-    else:
-        from unify_agent.training.trainer import fit
+        from unify_agent.training.vae_task import fit_vae
+
+        return fit_vae(config)
+    from unify_agent.training.trainer import fit
+
     return fit(config)
 
 

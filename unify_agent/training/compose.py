@@ -103,7 +103,7 @@ def _one_line(error: Exception) -> str:
             known = list(keys())
             wanted = _search(r"Could not override '([^']+)'", text) or full_key
             if wanted in known:  # the unknown key lies inside a list's entry
-                wanted += "." + (_search(r"Key '([^']+)'", text) or "?")
+                wanted += "." + (_search(r"Key '([^']+)'", str(cause)) or "?")
             return f"unknown key {wanted!r}{where}; {_nearest_key(wanted, known)}"
     summary = str(cause).splitlines()[0]
     if full_key:
@@ -155,7 +155,7 @@ def check(config: schema.Config) -> None:
     one_of("ema.export", schema.WEIGHTS)
     one_of("parallel.dtype", schema.DTYPES)
     for key in ("steps", "parallel.packs_per_step", "checkpoint.every", "checkpoint.keep_last", "logging.every",
-                "data.window_steps", "data.noise_copies", "data.expected_tokens", "vae.batch"):
+                "data.window_steps", "data.noise_copies", "data.expected_tokens", "vae.batch_size"):
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part)

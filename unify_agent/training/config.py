@@ -148,13 +148,24 @@ class LoggingConfig:
 
 @dataclass
 class VaeTrainingConfig:
-    """Task `vae`: trains the small autoencoder of the embedded world on its training pictures."""
+    """Task `vae`: trains a small autoencoder of `model.arch`'s shape; the top-level steps, seed and output apply."""
 
     pictures: Optional[str] = None
-    """`package.module:Class` of a source of training pictures."""
+    """`package.module:Class`, a source of training pictures with `batch(step, size)`."""
     options: dict[str, Any] = field(default_factory=dict)
-    batch: int = 32
+    """Keyword arguments of that class."""
+    batch_size: int = 32
+    lr: float = 2e-3
+    warmup: int = 100
     kl_weight: float = 1e-6
+    kl_floor: float = 0.5
+    """nats a latent below which the KL term stops pulling"""
+    latent_noise: float = 0.05
+    """Extra noise on the latents the decoder sees, relative to their spread."""
+    ema: float = 0.995
+    clip: float = 1.0
+    evaluate_pictures: int = 256
+    bf16: bool = True
 
 
 @dataclass

@@ -1,0 +1,134 @@
+"""Everything about several processes: start-up, the replicate x shard mesh, sharding, and sums over ranks.
+
+The model knows nothing of this. FSDP2 shards each block and the root over `shard` ranks and repeats that
+`replicate` times. Gradients are *summed* over ranks (divide factor 1): the loss is already divided by global
+denominators, so one process, replicas and shards give the same step (unlike FSDP's default mean, whose divisor
+depends on the mesh).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from unify_agent.errors import UserError
+from unify_agent.training.config import ParallelConfig
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among all. `mesh` is None in a single process."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh | None
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Elementwise sum over all ranks, in float64."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.mesh is not None:
+            dist.all_reduce(total)
+        return total.tolist()
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is raised on any rank, so that all take the same decision."""
+        return flag if self.mesh is None else self.sum([float(flag)])[0] > 0
+
+    def barrier(self) -> None:
+        if self.mesh is not None:
+            dist.barrier()
+
+
+def mesh_shape(config: ParallelConfig, size: int) -> tuple[int, int]:
+    """(replicate, shard) with replicate * shard = size. Raises UserError with the sizes that would do."""
+    shard, replicate = config.shard, config.replicate
+    if shard is None:
+        shard = size // replicate if replicate else size
+    if replicate is None:
+        replicate = size // shard if shard else 0
+    if shard < 1 or replicate < 1 or replicate * shard != size:
+        fitting = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        raise UserError(
+            f"parallel.replicate={config.replicate} x parallel.shard={config.shard} does not make {size} ranks; "
+            f"with {size} ranks parallel.shard may be {fitting}"
+        )
+    return replicate, shard
+
+
+def set_threads(threads: int | None) -> None:
+    """Torch's CPU threads: as asked, else OMP_NUM_THREADS, else the cores shared among this machine's ranks."""
+    if threads is None and "OMP_NUM_THREADS" in os.environ:
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def start(config: ParallelConfig) -> World:
+    """Join the process group that torchrun describes in the environment; without one, a world of one."""
+    set_threads(config.threads)
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    shape = mesh_shape(config, size)
+    if config.packs_per_step % size:
+        raise UserError(
+            f"parallel.packs_per_step={config.packs_per_step} is no multiple of {size} ranks: "
+            f"every rank takes the same number of packs in a step"
+        )
+    if size == 1:
+        return World(0, 1, device, None)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return World(rank, size, device, init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")))
+
+
+def stop(world: World) -> None:
+    if world.mesh is not None and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def parallelize(model: nn.Module, world: World) -> nn.Module:
+    """Shard a model in place. Each transformer block is a unit, the rest is the root's."""
+    if world.mesh is None:
+        return model
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    for block in blocks(model):
+        fully_shard(block, mesh=world.mesh)
+    fully_shard(model, mesh=world.mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The repeated layers: every entry of a ModuleList called `layers`, the decoder's and the ViT's."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and name.rpartition(".")[2] == "layers":
+            yield from module
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor, sharing its storage; any other tensor is returned as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor (a collective); any other tensor is returned as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
