@@ -1,8 +1,8 @@
 """Documents packed into one sequence: indices, pixels, noise and losses as tensors.
 
 Packing follows BAGEL's rules (the golden pack cases). Axes: L slots, T text slots, P ViT patches, Q latent
-patches, C trained text positions, M trained latent positions. Every random number comes from a generator keyed
-by (seed, epoch, document id, segment), so it does not depend on rank, worker or neighbours in the pack.
+patches, C trained text positions, M trained latent positions. Random numbers come from generators keyed by
+(seed, epoch, document id, segment), so they do not depend on rank, worker or neighbours in the pack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from einops import rearrange
 from torch import Tensor
 
 from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Text, text_loss_weight
-from unify_agent.interleave.visibility import Range, Span
+from unify_agent.interleave.visibility import Span, document_spans
 
 ROLES = ("text", "call", "recaption", "caption", "copy")
 """Roles under which text losses are logged."""
@@ -94,7 +94,8 @@ class PackedBatch:
 
     def pin(self) -> PackedBatch:
         """The same pack in page-locked memory (CUDA only)."""
-        return PackedBatch(**{k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in vars(self).items()})
+        pinned = {k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+        return PackedBatch(**pinned)
 
 
 def generator(seed: int, epoch: int, *key: object) -> np.random.Generator:
@@ -117,12 +118,12 @@ def patchify(image: Tensor, patch: int) -> Tensor:
 def position_ids(grid: tuple[int, int], side: int) -> Tensor:
     """Ids row * side + column of a grid of patches, row-major. `side` is the table's, not the picture's."""
     if max(grid) > side:
-        raise ValueError(f"a grid of {grid[0]}x{grid[1]} patches does not fit a position table of side {side}")
+        raise ValueError(f"{grid[0]}x{grid[1]} patches do not fit a position table of side {side}")
     return (torch.arange(grid[0])[:, None] * side + torch.arange(grid[1])).reshape(-1)
 
 
 class _Packer:
-    """Grows the lists of one pack. A document is added whole; names are resolved inside it."""
+    """Grows the lists of one pack. A document is added whole."""
 
     def __init__(self, rules: PackRules, seed: int, epoch: int) -> None:
         self.rules, self.seed, self.epoch = rules, seed, epoch
@@ -147,40 +148,19 @@ class _Packer:
         self.ids: list[str] = []
 
     def add(self, document: Document) -> None:
-        number = len(self.ids)
+        self.spans += document_spans(document, self.at, len(self.ids))
         rope = 0
-        names: dict[str, list[Range]] = {}
-        block: str | None = None
         for index, segment in enumerate(document.segments):
-            start = self.at
             if isinstance(segment, Gap):
                 rope += segment.rope
-                continue
-            if isinstance(segment, Text):
+            elif isinstance(segment, Text):
                 self._text(segment, rope)
                 rope += segment.slots
-                self.spans.append(Span(start, self.at, "causal", number))
-                for name, (a, b) in segment.spans.items():
-                    names.setdefault(name, []).append((start + a, start + b))
-                if segment.name:
-                    names.setdefault(segment.name, []).append((start, self.at))
-                block = None
             elif isinstance(segment, Picture):
                 self._picture(segment, rope, document.id, index)
                 rope += 1
-                if segment.block is not None and segment.block == block:
-                    self.spans[-1] = Span(self.spans[-1].start, self.at, "full", number)
-                else:
-                    self.spans.append(Span(start, self.at, "full", number))
-                for name in {segment.name, segment.block} - {None}:
-                    names.setdefault(str(name), []).append((start, self.at))
-                block = segment.block
             else:
-                sees = None
-                if segment.sees is not None:
-                    sees = tuple(sorted(r for name in segment.sees for r in names.get(name, ())))
-                self._drawing(segment, rope, document.id, index, number, sees)
-                block = None
+                self._drawing(segment, rope, document.id, index)
         self.ids.append(document.id)
 
     def _marker(self, token: int, rope: int) -> None:
@@ -218,14 +198,11 @@ class _Packer:
         self.at += patches
         self._marker(self.rules.end_of_image, rope)
 
-    def _drawing(
-        self, segment: Drawing, rope: int, name: str, index: int, number: int, sees: tuple[Range, ...] | None
-    ) -> None:
+    def _drawing(self, segment: Drawing, rope: int, name: str, index: int) -> None:
         grid = segment.grid
         patches = grid[0] * grid[1]
         self._image(segment.pixels, grid, name, index)
         for copy in range(segment.copies):
-            start = self.at
             self._marker(self.rules.start_of_image, rope)
             slots = torch.arange(self.at, self.at + patches)
             self._latents(grid, slots, generator(self.seed, self.epoch, name, index, copy))
@@ -233,7 +210,6 @@ class _Packer:
             self.rope += [rope] * patches
             self.at += patches
             self._marker(self.rules.end_of_image, rope)
-            self.spans.append(Span(start, self.at, "noise", number, sees))
 
     def _image(self, pixels: np.ndarray, grid: tuple[int, int], name: str, index: int) -> None:
         shape = (LATENT_CHANNELS, grid[0] * LATENT_PATCH, grid[1] * LATENT_PATCH)

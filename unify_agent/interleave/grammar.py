@@ -49,6 +49,11 @@ class Grammar:
         self.size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.fingerprint = digest(tokenizer.to_str())[:16]
 
+    def __setstate__(self, state: dict) -> None:
+        """Pickling a tokenizer forgets `encode_special_tokens`, and with it what is trusted: set it again."""
+        self.__dict__.update(state)
+        self._plain.encode_special_tokens = True
+
     @classmethod
     def load(cls, folder: Path | str) -> Grammar:
         """Read the tokenizer of a model folder (tokenizer.json, or vocab.json with merges.txt)."""

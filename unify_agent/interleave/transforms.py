@@ -1,10 +1,10 @@
 """From a picture file to uint8 pixels of a size that its tower can cut into patches.
 
-The resize rule is BAGEL's (facts: image transforms), number by number, its quirks included: python's rounding to
-even, twice, and an area ratio used as a side ratio when a picture exceeds the pixel budget.
+The resize rule is BAGEL's (facts: image transforms), its quirks included: python's rounding to even, twice, and
+an area ratio used as a side ratio when a picture exceeds the pixel budget.
 
-EXIF orientation is ignored, as in BAGEL: pixels are taken as the file stores them. Animations give their first
-frame.
+EXIF orientation is ignored, as in BAGEL: pixels are taken as the file stores them. Of an animation the first
+frame is taken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_FILE_PIXELS = 80_000_000
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """RGB of any picture: what is transparent lies on white, other modes (palette, CMYK, grey) are converted."""
+    """RGB of any picture: what is transparent lies on white; palettes, CMYK, grey and so on are converted."""
     if picture.mode == "RGB" and "transparency" not in picture.info:
         return picture
     if picture.has_transparency_data:
@@ -32,9 +32,8 @@ def to_rgb(picture: Image.Image) -> Image.Image:
         return white
     if picture.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would clip it to white
         deep = np.asarray(picture).astype(np.int64)
-        return Image.fromarray(
-            np.clip(deep >> 8 if deep.max(initial=0) > 255 else deep, 0, 255).astype(np.uint8)
-        ).convert("RGB")
+        grey = np.clip(deep >> 8 if deep.max(initial=0) > 255 else deep, 0, 255)
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     return picture.convert("RGB")
 
 
@@ -69,7 +68,7 @@ def open_picture(path: Path | str) -> Image.Image:
 
 @dataclass(frozen=True)
 class Transform:
-    """Resize so that the long side is at most `max_size`, the short one at least `min_size`, in steps of `stride`.
+    """Resize: long side at most `max_size`, short side at least `min_size`, both multiples of `stride`.
 
     `min_size` enlarges small pictures; very long ones end below it. `max_pixels` bounds the area.
     """

@@ -3,7 +3,7 @@
 A document is a run of contiguous spans. A token sees
 
 * inside its own span: the past and itself (`causal`), or everything (`full`, `noise`);
-* outside it: every earlier span of its document that is not `noise`, cut down to `sees` when its span has one.
+* outside it: earlier spans of its document that are not `noise`, cut down to `sees` when its span has one.
 
 So nothing ever looks at a noised picture except that picture itself, and a picture under construction can be
 limited to the recaption and the references (paper, Appendix B). BAGEL's split rule (facts: mask rules) is the
@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+
+from unify_agent.interleave.segments import Document, Drawing, Picture, Text
 
 Mode = Literal["causal", "full", "noise"]
 Range = tuple[int, int]
@@ -40,6 +42,39 @@ class Span:
         """The same span where its document starts `by` tokens later."""
         sees = None if self.sees is None else tuple((a + by, b + by) for a, b in self.sees)
         return replace(self, start=self.start + by, stop=self.stop + by, document=document, sees=sees)
+
+
+def document_spans(document: Document, start: int = 0, number: int = 0) -> list[Span]:
+    """The spans of a document that begins at slot `start`; the names that drawings see become ranges."""
+    spans: list[Span] = []
+    names: dict[str, list[Range]] = {}
+    block: str | None = None
+    for segment in document.segments:
+        stop = start + segment.slots
+        if isinstance(segment, Text):
+            spans.append(Span(start, stop, "causal", number))
+            for name, (a, b) in segment.spans.items():
+                names.setdefault(name, []).append((start + a, start + b))
+            if segment.name:
+                names.setdefault(segment.name, []).append((start, stop))
+        elif isinstance(segment, Picture):
+            if segment.block is not None and segment.block == block:
+                spans[-1] = Span(spans[-1].start, stop, "full", number)
+            else:
+                spans.append(Span(start, stop, "full", number))
+            for name in {segment.name, segment.block} - {None}:
+                names.setdefault(str(name), []).append((start, stop))
+        elif isinstance(segment, Drawing):
+            sees = None
+            if segment.sees is not None:
+                sees = tuple(sorted(r for name in segment.sees for r in names.get(name, ())))
+            size = segment.slots // segment.copies
+            for copy in range(segment.copies):
+                spans.append(Span(start + copy * size, start + (copy + 1) * size, "noise", number, sees))
+        if segment.slots:
+            block = segment.block if isinstance(segment, Picture) else None
+        start = stop
+    return spans
 
 
 def dense_mask(spans: Sequence[Span], length: int | None = None) -> np.ndarray:
