@@ -37,9 +37,9 @@ PICTURES = "pictures"
 FORMAT = 1
 CANDIDATES = 400  # rows that are ranked again by whole words
 
-_CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
-_WORDS = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+")
-_IS_CJK = re.compile(rf"[{_CJK}]")
+CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
+_WORDS = re.compile(rf"[{CJK}]+|[^\W_{CJK}]+")
+_IS_CJK = re.compile(rf"[{CJK}]")
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
 _SCHEMA = f"""
@@ -301,19 +301,19 @@ def _rank(asked: list[str], plain: str, found: list[tuple]) -> list[int]:
     """
     hits = []
     for row, score, title, text in found:
-        hits.append((row, score, title, [max(_holds(title, word), 0.6 * _holds(text, word)) for word in asked]))
+        hits.append((row, score, title, [max(holds(title, word), 0.6 * holds(text, word)) for word in asked]))
     rarity = [math.log(1 + len(hits) / (1 + sum(values[k] >= 0.6 for *_, values in hits))) for k in range(len(asked))]
 
     def key(hit: tuple) -> tuple:
         row, score, title, values = hit
         cover = sum(weight * value for weight, value in zip(rarity, values, strict=True)) / (sum(rarity) or 1.0)
-        whole = 1.0 if title == plain else 0.5 if _holds(title, plain) == 1.0 else 0.0
+        whole = 1.0 if title == plain else 0.5 if holds(title, plain) == 1.0 else 0.0
         return (-round(cover + 0.5 * whole, 6), score, row)
 
     return [hit[0] for hit in sorted(hits, key=key)]
 
 
-def _holds(text: str, word: str) -> float:
+def holds(text: str, word: str) -> float:
     """1 when `word` stands in `text` as whole words (always so for Chinese), 0.5 as a part of a word, else 0."""
     at = text.find(word)
     if at < 0:

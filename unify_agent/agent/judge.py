@@ -1,0 +1,118 @@
+"""Judging reference candidates: the paper's four criteria (section 4.1.2, equation 9), weighted, with a threshold.
+
+    identity     the title names what is looked for, and the picture agrees with the others that do
+    salience     the subject fills a good part of the picture
+    clarity      edges are as sharp as the contrast allows, and there are enough pixels
+    cleanliness  no watermark, not mostly text
+
+`PixelJudge` sees pixels and result titles only, as a person at a search page does. `LabelJudge` reads the labels of the
+embedded world: it serves the teacher and the tests, never a reported run. Scores are 0 to 10; a wrong identity scores 0
+and is never used, whatever else is good about it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from unify_agent.search.base import ImageHit, TextHit
+from unify_agent.search.index import CJK, holds, normalise, words
+
+WEIGHTS = {"identity": 0.4, "salience": 0.2, "clarity": 0.2, "cleanliness": 0.2}
+_PIECES = re.compile(rf"[{CJK}]|[^\W_{CJK}]+")
+THRESHOLD = 6.0  # the judge prompt's border between rejected (up to 5) and usable (appendix E.3)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge says of one candidate. `reason` is a key of the prompts' verdict words."""
+
+    score: float
+    reason: str
+    usable: bool
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_text_heavy(self) -> bool:
+        return self.reason == "text"
+
+    @property
+    def has_watermark(self) -> bool:
+        return self.reason == "watermark"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate with its picture (RGB, None when it does not decode) and its verdict."""
+
+    hit: ImageHit
+    picture: Image.Image | None
+    verdict: Verdict
+
+
+class Judge(Protocol):
+    """Verdicts for the candidates of one search, in their order. Called from several threads at once."""
+
+    name: str
+
+    def judge(self, subject: str, candidates: Sequence[tuple[ImageHit, Image.Image | None]]) -> list[Judged]: ...
+
+
+def load_candidates(hits: Sequence[ImageHit]) -> list[tuple[ImageHit, Image.Image | None]]:
+    """Opens what was found; what does not decode stays in the list without a picture."""
+    candidates: list[tuple[ImageHit, Image.Image | None]] = []
+    for hit in hits:
+        try:
+            candidates.append((hit, hit.open()))
+        except (OSError, ValueError, Image.DecompressionBombError):
+            candidates.append((hit, None))
+    return candidates
+
+
+def subject_of(query: str, read: Sequence[TextHit]) -> str:
+    """The name that an image query asks for: its longest part that the text evidence holds, else all of it.
+
+    "brass owl specimen", after reading that some coined word means the brass owl, is about "brass owl". Parts are
+    runs of words, in Chinese of characters (two or more).
+    """
+    plain = normalise(query)
+    pieces = [found.span() for found in _PIECES.finditer(plain)]
+    evidence = [normalise(f"{hit.title}\n{hit.text}") for hit in read]
+    for length in range(len(pieces), 0, -1):
+        for first in range(len(pieces) - length + 1):
+            part = plain[pieces[first][0] : pieces[first + length - 1][1]]
+            if len(part) > 1 and any(holds(text, part) == 1.0 for text in evidence):
+                return part
+    return plain
+
+
+def title_match(title: str, subject: str) -> float:
+    """1 when the title names the subject and little else, less with every other word, 0 when it doesn't name it."""
+    plain = normalise(title)
+    if holds(plain, subject) < 1.0:
+        return 0.0
+    rest = len(words(plain.replace(subject, " ", 1)))
+    return 1.0 if rest == 0 else 0.9 ** rest
+
+
+class LabelJudge:
+    """Reads the index's labels: {"entity", "kind"}. `entity_of` gives the entity that a subject names, or None."""
+
+    name = "labels"
+
+    def __init__(self, labels: Callable[[str], dict], entity_of: Callable[[str], str | None]):
+        self._labels, self._entity_of = labels, entity_of
+
+    def judge(self, subject: str, candidates: Sequence[tuple[ImageHit, Image.Image | None]]) -> list[Judged]:
+        wanted, result = self._entity_of(subject), []
+        for hit, picture in candidates:
+            label = self._labels(hit.id)
+            reason = str(label["kind"]) if label["entity"] == wanted else "other"
+            score = {"good": 9.0, "other": 0.0}.get(reason, 3.0)
+            result.append(Judged(hit, picture, Verdict(score, reason, reason == "good")))
+        return result

@@ -1,0 +1,243 @@
+"""The loop Think -> Research -> Recaption -> Generate (paper, section 5.2), for many requests in lockstep.
+
+A round: one batched `policy.reply` for all open episodes, then all their tool calls at once in threads. The state of
+an episode is what it has said and found (`Episode`); what may happen next is decided in `_advance`, here only:
+
+    reply holds tool calls        -> run them; the observation and what to do next are the next input
+    reply holds a recaption       -> done, ready to draw
+    neither                       -> an error observation, so that the model can correct itself (bounded)
+
+A usable reference, or the end of the bounded searches, leads to the final turn, which must be a recaption. References
+enter the context before the input of the final turn, as in training (interleave/layout.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from unify_agent.agent.episode import Episode, Exchange
+from unify_agent.agent.evidence import image_evidence, observation, text_evidence, user_turn
+from unify_agent.agent.judge import Judge, Judged, load_candidates, subject_of
+from unify_agent.agent.toolcalls import Parsed, ToolCall, parse_calls
+from unify_agent.agent.wording import Prompts
+from unify_agent.search.base import SearchBackend, TextHit
+
+MAX_CALLS = 3  # of one turn; more are not made, and that is said
+_FINAL = re.compile(r"\s*<think>(.*?)</think>\s*<recaption>(.*?)</recaption>\s*", re.DOTALL)
+_TAG = re.compile(r"</?(?:think|recaption|tool_call|observation)>")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a policy said: text, the ids that it generated (if it has ids), the fingerprint of their tokenizer, whether it was cut off."""
+
+    text: str
+    ids: tuple[int, ...] | None = None
+    tokenizer: str | None = None
+    truncated: bool = False
+
+
+class Policy(Protocol):
+    """Whoever thinks and draws. Each call is one batch; an episode that fails is answered with its exception."""
+
+    name: str
+
+    def reply(self, episodes: Sequence[Episode]) -> Sequence[Reply | Exception]:
+        """Answers each episode's `input`; when `final`, its references come first."""
+
+    def draw(self, episodes: Sequence[Episode]) -> Sequence[np.ndarray | Exception]:
+        """A picture for each, uint8 [H, W, 3]."""
+
+
+def recaption_in(reply: str) -> str | None:
+    """The recaption of a reply that is a thought and a complete, non-empty recaption, tags stripped; else None."""
+    found = _FINAL.fullmatch(reply)
+    if found is None or _TAG.search(found[1]) or _TAG.search(found[2]) or not found[2].strip():
+        return None
+    return found[2].strip()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one tool call gave."""
+
+    text: str = ""
+    hits: tuple[TextHit, ...] = ()
+    judged: tuple[Judged, ...] = ()
+    subject: str = ""
+    error: str = ""
+
+
+class Loop:
+    """Runs episodes with one policy, one search back end, one judge.
+
+    `on_event(episode, what)` is told "reply", "tool", "done" and "drawn" as they happen, from the calling thread.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        search: SearchBackend,
+        judge: Judge,
+        prompts: Prompts,
+        threads: int = 8,
+        on_event: Callable[[Episode, str], None] | None = None,
+    ):
+        self.policy, self.search, self.judge, self.prompts = policy, search, judge, prompts
+        self.threads = threads
+        self._tell = on_event or (lambda episode, what: None)
+
+    def run(self, episodes: Sequence[Episode]) -> None:
+        """Thinks, searches and recaptions until every episode has a stop, then draws them all."""
+        self.think(episodes)
+        self.draw(episodes)
+
+    def think(self, episodes: Sequence[Episode]) -> None:
+        """All rounds up to the recaption."""
+        for episode in episodes:
+            episode.input = self.prompts.first(episode.request, episode.language, episode.options.tools)
+        with ThreadPoolExecutor(self.threads) as pool:
+            while opened := [episode for episode in episodes if not episode.done]:
+                calls: list[tuple[Episode, Exchange, Parsed]] = []
+                for episode, reply in zip(opened, self.policy.reply(opened), strict=True):
+                    if isinstance(reply, Exception):
+                        episode.stop, episode.error = "policy_error", f"{type(reply).__name__}: {reply}"
+                        continue
+                    turn = Exchange(episode.input, reply.text, reply.ids, reply.tokenizer, reply.truncated)
+                    episode.turns.append(turn)
+                    self._tell(episode, "reply")
+                    parsed = self._read(episode, turn)
+                    if parsed is not None:
+                        calls.append((episode, turn, parsed))
+                jobs = [
+                    (episode, call, pool.submit(self._call, episode, call))
+                    for episode, _, parsed in calls
+                    for call in parsed.calls[:MAX_CALLS]
+                ]
+                for episode, turn, parsed in calls:
+                    found = [(call, job.result()) for owner, call, job in jobs if owner is episode]
+                    self._advance(episode, turn, parsed, found)
+                    self._tell(episode, "tool")
+                for episode in opened:
+                    if episode.done:
+                        self._tell(episode, "done")
+
+    def draw(self, episodes: Sequence[Episode]) -> None:
+        """Draws every episode that ended without an error."""
+        ready = [episode for episode in episodes if episode.done and not episode.error]
+        for episode, picture in zip(ready, self.policy.draw(ready) if ready else (), strict=True):
+            if isinstance(picture, Exception):
+                episode.stop, episode.error = "draw_error", f"{type(picture).__name__}: {picture}"
+            else:
+                episode.picture = picture
+            self._tell(episode, "drawn")
+
+    # ------------------------------------------------------------ one step of one episode
+
+    def _read(self, episode: Episode, turn: Exchange) -> Parsed | None:
+        """Takes a reply in: ends the episode, or returns the calls (perhaps none) that have to be answered."""
+        recaption = recaption_in(turn.reply)
+        if episode.final:
+            episode.recaption = recaption or ""
+            if recaption is None:
+                episode.stop = "no_recaption"
+            elif not episode.stop:
+                episode.stop = self._reason(episode)
+            return None
+        parsed = parse_calls(turn.reply)
+        turn.mended = parsed.mended
+        if len(parsed.calls) > MAX_CALLS:
+            turn.mended += (f"only the first {MAX_CALLS} calls are made",)
+        if not parsed.calls and parsed.error is None and recaption is not None:
+            episode.recaption, episode.stop = recaption, self._reason(episode)
+            return None
+        return parsed
+
+    @staticmethod
+    def _reason(episode: Episode) -> str:
+        if episode.references:
+            return "grounded"
+        if episode.bad_calls > episode.options.max_bad_calls:
+            return "bad_calls"
+        if episode.final and len(episode.turns) > episode.options.max_rounds:
+            return "search_limit"
+        if episode.image_searches:
+            return "no_reference"
+        return "text_only" if episode.text_searches else "direct"
+
+    def _advance(
+        self, episode: Episode, turn: Exchange, parsed: Parsed, found: Sequence[tuple[ToolCall, _Found]]
+    ) -> None:
+        """Decides the next input from what the calls gave."""
+        options, words = episode.options, self.prompts.phrases(episode.language)
+        turn.calls = [{"name": call.name, "arguments": call.arguments} for call in parsed.calls[:MAX_CALLS]]
+        for call, result in found:
+            if call.name == "text_search":
+                episode.text_searches += 1
+                episode.read += result.hits
+            else:
+                episode.image_searches += 1
+                episode.subject = result.subject
+                turn.judged += result.judged
+        searched_images = any(call.name == "search_image" for call, _ in found)
+        turn.stage = 2 if searched_images else 1
+        if found:
+            errors = [result.error for _, result in found if result.error]
+            turn.tool_error = errors[0] if errors else None
+            failed = len(errors) == len(found)
+            parts = [words.tool_error if result.error else result.text for _, result in found]
+        else:
+            episode.bad_calls += 1
+            turn.tool_error, failed = parsed.error or "no call", True
+            parts = [words.no_call.replace("{error}", parsed.error or "").strip()]
+        turn.tool_output = observation(parts, self.prompts, episode.language, failed)
+        if searched_images:
+            episode.references = self._choose(episode, turn.judged)
+        over = (
+            episode.bad_calls > options.max_bad_calls
+            or episode.image_searches >= options.max_image_searches
+            or len(episode.turns) >= options.max_rounds
+        )
+        if episode.references or over:
+            episode.final = True
+            instruction = self.prompts.final(len(episode.references), episode.language)
+        else:
+            instruction = words.again if searched_images else words.next
+        episode.input = user_turn(turn.tool_output, instruction)
+
+    @staticmethod
+    def _choose(episode: Episode, judged: Sequence[Judged]) -> list[Judged]:
+        """The best usable candidates, in order (paper, equation 10)."""
+        usable = sorted((each for each in judged if each.verdict.usable), key=lambda each: -each.verdict.score)
+        chosen = usable[: episode.options.max_references]
+        if chosen and episode.options.replace_references is not None:
+            chosen = list(episode.options.replace_references(episode, chosen))
+        return chosen
+
+    def _call(self, episode: Episode, call: ToolCall) -> _Found:
+        """Runs one tool; a search that fails is a finding, not a crash."""
+        options, given, words = episode.options, call.arguments, self.prompts.phrases(episode.language)
+        if call.name == "text_search":
+            if not (options.tools and options.text_search) or episode.text_searches >= options.max_text_searches:
+                return _Found(words.no_results)
+        elif not (options.tools and options.image_search):
+            return _Found(words.no_pictures)
+        language, defaults = given.get("hl", episode.language), self.prompts.defaults
+        try:
+            if call.name == "text_search":
+                hits = self.search.text_search(given["q"], language, given.get("top_k", defaults.top_k))
+                return _Found(text_evidence(hits, self.prompts, episode.language), hits=tuple(hits))
+            images = self.search.search_image(
+                given["q"], given.get("location"), language, given.get("num", defaults.num)
+            )
+        except Exception as fault:  # whatever a search service does, the episode goes on
+            return _Found(error=f"{call.name}: {type(fault).__name__}: {fault}")
+        subject = subject_of(given["q"], episode.read)
+        judged = self.judge.judge(subject, load_candidates(images))
+        return _Found(image_evidence(judged, self.prompts, episode.language), judged=tuple(judged), subject=subject)

@@ -1,0 +1,207 @@
+"""The record of an episode, in the layout that training reads (facts/agent.md section 1):
+
+    <out>/<category>/intermediate/<id>/image_1.png, image_2.png     the references, best first
+    <out>/<category>/intermediate/<id>/tmp/candidate_<n>.png        every candidate that was judged
+    <out>/<category>/images/<id>_0.png                              the picture
+    <out>/<category>/traj/<id>_trajectory.json                      what was said and found
+
+The trajectory is written last, so an item whose trajectory is there is finished. Each file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from unify_agent.agent.episode import Episode, Exchange
+from unify_agent.agent.judge import Judged
+from unify_agent.datasets.trajectory import Reference, Trajectory, Turn
+from unify_agent.errors import UserError
+from unify_agent.files import read_json, whole_folder, write_bytes, write_text
+
+SUMMARY = "summary.jsonl"
+_SAFE = re.compile(r"[^\W_][\w.-]{0,99}")
+
+
+def check_id(item_id: str, what: str = "id") -> str:
+    """An id (or category) that can be a file name. Raises UserError for any other."""
+    if not _SAFE.fullmatch(item_id):
+        raise UserError(
+            f"{what} {item_id[:40]!r}: only letters, digits, '.', '_' and '-' (at most 100, the first a letter or digit)"
+        )
+    return item_id
+
+
+def png(picture: Image.Image | np.ndarray, metadata: dict[str, Any] | None = None) -> bytes:
+    """A picture as PNG, with text chunks of metadata."""
+    info = PngInfo()
+    for key, value in (metadata or {}).items():
+        info.add_itxt(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    if isinstance(picture, np.ndarray):
+        picture = Image.fromarray(picture)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", pnginfo=info)
+    return buffer.getvalue()
+
+
+def to_trajectory(episode: Episode, policy: str) -> Trajectory:
+    """The episode as a trajectory: the release's keys, and ours (ids, policy, stop, references)."""
+    turns, number = [], 0
+    for index, turn in enumerate(episode.turns):
+        extra: dict[str, Any] = {}
+        if turn.judged:
+            extra["image_judge_results"] = [
+                _judged(each, number + position) for position, each in enumerate(turn.judged, 1)
+            ]
+            number += len(turn.judged)
+        for key, value in (("tool_calls", turn.calls), ("tool_error", turn.tool_error), ("mended", turn.mended)):
+            if value:
+                extra[key] = list(value) if isinstance(value, tuple) else value
+        if turn.truncated:
+            extra["truncated"] = True
+        turns.append(_turn(index, turn) | {"stage": turn.stage} | extra)
+    if turns and episode.recaption:
+        turns[-1]["recaption"] = episode.recaption
+    return Trajectory(
+        ip_index=episode.id,
+        ip_name=episode.name,
+        image_prompt=episode.request,
+        language=episode.language,
+        country=episode.country,
+        turns=[Turn.model_validate(turn) for turn in turns],
+        full_response=[Turn.model_validate(_turn(index, turn)) for index, turn in enumerate(episode.turns)],
+        recaption=episode.recaption,
+        generated_image=None if episode.picture is None else f"images/{episode.id}_0.png",
+        references=[
+            Reference(
+                file=f"intermediate/{episode.id}/image_{k}.png",
+                title=each.hit.title,
+                source=each.hit.source,
+                licence=each.hit.licence,
+            )
+            for k, each in enumerate(episode.references, 1)
+        ],
+        policy=policy,
+        stop=episode.stop,
+        error=episode.error or None,
+        options=episode.settings,
+    )
+
+
+def _turn(index: int, turn: Exchange) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "turn": index,
+        "input": turn.input,
+        "response_text": turn.reply,
+        "tool_output": turn.tool_output,
+    }
+    if turn.ids is not None:
+        record |= {"response_ids": list(turn.ids), "tokenizer": turn.tokenizer}
+    return record
+
+
+def _judged(each: Judged, number: int) -> dict[str, Any]:
+    verdict = each.verdict
+    return {
+        "path": f"candidate_{number}.png",
+        "score": round(verdict.score, 2),
+        "reason": verdict.reason,
+        "is_text_heavy": verdict.is_text_heavy,
+        "has_watermark": verdict.has_watermark,
+        "title": each.hit.title,
+        "id": each.hit.id,
+        "source": each.hit.source,
+        "licence": each.hit.licence,
+    }
+
+
+class Recorder:
+    """Writes episodes below `out` and keeps `out/summary.jsonl`.
+
+    `candidates=False` leaves the judged candidates out. `durable=False` writes without flushing each file to the
+    disk: for a folder that takes its name only when all of it is written.
+    """
+
+    def __init__(self, out: Path, policy: str, candidates: bool = True, durable: bool = True):
+        self.out, self.policy, self.candidates, self.durable = Path(out), policy, candidates, durable
+        self.summary: dict[str, dict] = {}
+        path = self.out / SUMMARY
+        if path.is_file():
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                try:
+                    record = json.loads(line)
+                    self.summary[f"{record['category']}/{record['id']}"] = record
+                except (json.JSONDecodeError, KeyError, TypeError):
+                    raise UserError(f"{path}:{number}: not a summary line; remove the file to start anew") from None
+
+    def finished(self, category: str, item_id: str, request: str) -> bool:
+        """Whether an item with this id and request has its trajectory and picture already.
+
+        Raises UserError when the id was used for another request: nothing is overwritten in silence.
+        """
+        path = self.out / category / "traj" / f"{item_id}_trajectory.json"
+        if not path.is_file():
+            return False
+        record = read_json(path, "trajectory")
+        if record.get("image_prompt") != request:
+            raise UserError(f"{path}: holds another request under this id; choose another --out or id")
+        return bool(record.get("generated_image")) and (path.parents[1] / record["generated_image"]).is_file()
+
+    def write(self, episode: Episode) -> Path:
+        """Writes one episode; returns the path of its trajectory."""
+        folder = self.out / episode.category
+        for part in ("traj", "intermediate", "images"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        place = folder / "intermediate" / episode.id
+        if self.durable:
+            with whole_folder(place) as work:
+                self._pictures(episode, work)
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            self._pictures(episode, place)
+        trajectory = to_trajectory(episode, self.policy)
+        if episode.picture is not None:
+            data = png(episode.picture, {"prompt": episode.request, **episode.settings})
+            self._put(folder / trajectory.generated_image, data)
+        path = folder / "traj" / f"{episode.id}_trajectory.json"
+        self._put(path, trajectory.to_json().encode())
+        self.summary[f"{episode.category}/{episode.id}"] = {
+            "id": episode.id, "category": episode.category, "status": episode.status, "reason": episode.stop,
+            "error": episode.error, "references": len(episode.references), "turns": len(episode.turns),
+        }  # fmt: skip
+        return path
+
+    def write_summary(self) -> Path:
+        """Writes `summary.jsonl`, one line an item, in the order of ids."""
+        lines = (json.dumps(self.summary[key], ensure_ascii=False) for key in sorted(self.summary))
+        write_text(self.out / SUMMARY, "".join(line + "\n" for line in lines))
+        return self.out / SUMMARY
+
+    def _pictures(self, episode: Episode, place: Path) -> None:
+        for k, each in enumerate(episode.references, 1):
+            (place / f"image_{k}.png").write_bytes(png(each.picture))
+        judged = self._all_judged(episode) if self.candidates else []
+        for number, each in enumerate(judged, 1):
+            if each.picture is not None:
+                (place / "tmp").mkdir(exist_ok=True)
+                (place / "tmp" / f"candidate_{number}.png").write_bytes(png(each.picture))
+
+    @staticmethod
+    def _all_judged(episode: Episode) -> Iterable[Judged]:
+        return [each for turn in episode.turns for each in turn.judged]
+
+    def _put(self, path: Path, data: bytes) -> None:
+        if self.durable:
+            write_bytes(path, data)
+        else:
+            path.write_bytes(data)

@@ -1,0 +1,141 @@
+"""What the user side says: prompts as data (`prompts/*.yaml`), in English and Chinese.
+
+A file of the same keys can replace ours, for a checkpoint that was trained with other words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from unify_agent.agent.toolcalls import tools_block
+from unify_agent.errors import UserError, nearest
+
+FOLDER = Path(__file__).parent / "prompts"
+LANGUAGES = ("en", "zh")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Verdicts(_Strict):
+    """The words for a judge's reasons."""
+
+    good: str
+    spare: str
+    blurred: str
+    tiny: str
+    watermark: str
+    text: str
+    other: str
+    duplicate: str
+    unreadable: str
+
+
+class Phrases(_Strict):
+    """One language's words; see prompts/full.yaml for what each is."""
+
+    header: str
+    error_header: str
+    first: str
+    first_without_tools: str
+    next: str
+    again: str
+    final: str
+    final_none: str
+    no_results: str
+    no_pictures: str
+    tool_error: str
+    no_call: str
+    verdicts: Verdicts
+
+
+class Limits(_Strict):
+    """How much an observation may hold, in entries and characters."""
+
+    text_results: int
+    text_chars: int
+    title_chars: int
+    images: int
+    observation_chars: int
+
+
+class Defaults(_Strict):
+    """What stands for arguments that a call leaves out."""
+
+    top_k: int
+    num: int
+
+
+class _File(_Strict):
+    limits: Limits
+    defaults: Defaults
+    group_titles: bool
+    en: Phrases
+    zh: Phrases
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The words of one prompt file; `name` is what exports and records store."""
+
+    name: str
+    file: _File
+
+    @property
+    def limits(self) -> Limits:
+        return self.file.limits
+
+    @property
+    def defaults(self) -> Defaults:
+        return self.file.defaults
+
+    @property
+    def group_titles(self) -> bool:
+        """Observations of image searches name a title once and list its verdicts."""
+        return self.file.group_titles
+
+    def phrases(self, language: str) -> Phrases:
+        """The words in `language`; English for a language that the file lacks."""
+        return self.file.zh if language == "zh" else self.file.en
+
+    def first(self, request: str, language: str, tools: bool = True) -> str:
+        """The input of turn 0. Without `tools` the model is told that there is nothing to search with."""
+        words = self.phrases(language)
+        template = words.first if tools else words.first_without_tools
+        return template.replace("{tools}", tools_block()).replace("{request}", request)
+
+    def final(self, count: int, language: str) -> str:
+        """The instruction of the last turn, with `count` references."""
+        words = self.phrases(language)
+        return words.final.replace("{names}", reference_names(count, language)) if count else words.final_none
+
+
+def reference_names(count: int, language: str) -> str:
+    """How the references are called: `image_1 and image_2`, in Chinese `image_1和image_2`."""
+    return ("和" if language == "zh" else " and ").join(f"image_{k}" for k in range(1, count + 1))
+
+
+def load_prompts(name: str | Path) -> Prompts:
+    """Prompts by name (`full`, `compact`) or from a YAML file. Raises UserError that names file and key."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = FOLDER / f"{name}.yaml"
+        if not path.is_file():
+            known: Sequence[str] = sorted(each.stem for each in FOLDER.glob("*.yaml"))
+            raise UserError(f"prompts '{name}' are not known{nearest(str(name), known)}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Prompts(path.stem if path.parent == FOLDER else str(name), _File.model_validate(content))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such prompt file") from None
+    except yaml.YAMLError as fault:
+        raise UserError(f"{path}: not YAML ({fault})") from None
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
