@@ -124,7 +124,8 @@ _CODAS = ("", "", "", "l", "n", "r", "s", "m", "x", "nd")
 _CHARACTERS = "阿艾安巴贝比波布达德迪多顿尔法菲弗戈格哈赫胡吉加杰卡凯科克库拉莱兰雷里利林隆卢鲁罗洛马麦曼梅蒙米莫姆纳尼诺帕佩皮普奇乔萨塞森沙史斯苏塔泰坦特廷图托瓦威维温沃西希夏谢雅亚扬耶伊因尤赞泽扎朱兹"
 
 
-def _random(*key: str) -> np.random.Generator:
+def keyed_random(*key: str) -> np.random.Generator:
+    """Random numbers that depend on `SEED` and `key` alone."""
     return np.random.Generator(np.random.Philox(int(digest(str(SEED), *key)[:16], 16)))
 
 
@@ -159,7 +160,7 @@ def _aliases(items: Sequence[_Named]) -> dict[str, dict[str, str]]:
     for item in items:
         chosen = {"en": _real_alias(item, taken) or "", "zh": ""}
         for language, coin in (("en", coin_english), ("zh", coin_chinese)):
-            rng = _random("alias", item.code, language)
+            rng = keyed_random("alias", item.code, language)
             while not chosen[language] or (chosen[language].lower() in taken):
                 chosen[language] = coin(rng)
             taken.add(chosen[language].lower())

@@ -132,7 +132,7 @@ def is_empty(rgba: np.ndarray) -> bool:
 
 def main_colours(rgba: np.ndarray, count: int = 2) -> tuple[str, ...]:
     """Names of the colours that cover most of a drawing; the outline counts only when there is nothing else."""
-    solid = rgba[rgba[..., 3] > 200][:, :3].astype(np.int32)
+    solid = rgba[rgba[..., 3] > 200][::3, :3].astype(np.int32)
     if not len(solid):
         return ("black",)
     names, palette = list(COLOURS), np.array(list(COLOURS.values()), np.int32)
