@@ -7,7 +7,6 @@ patches, C trained text positions, M trained latent positions. Random numbers co
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from unify_agent.interleave.randomness import generator
 from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Text, text_loss_weight
 from unify_agent.interleave.visibility import Span, document_spans
 
@@ -96,12 +96,6 @@ class PackedBatch:
         """The same pack in page-locked memory (CUDA only)."""
         pinned = {k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in vars(self).items()}
         return PackedBatch(**pinned)
-
-
-def generator(seed: int, epoch: int, *key: object) -> np.random.Generator:
-    """A counter-based generator that depends on its key alone."""
-    digest = hashlib.blake2b(repr((seed, epoch, *key)).encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64)))
 
 
 def normalise(pixels: np.ndarray) -> Tensor:

@@ -1,7 +1,7 @@
 """Which samples share a pack, and which packs share a step: a plan for a whole epoch, made in advance.
 
 The plan is a pure function of what is packed (ids, slots, visible pairs), the seed, the epoch and the limits.
-Every rank computes the same one without talking, a sample is in exactly one pack, and resuming is a step number.
+Every rank computes the same one without talking, a sample is in exactly one pack, resuming is a step number.
 
 Samples are shuffled and taken in windows worth a few steps. A window is packed by best-fit-decreasing: the
 longest sample first, each into the fullest pack that still takes it. The fullest packs make up the window's
@@ -28,11 +28,10 @@ TOO_LONG = "longer than max_tokens_per_sample"
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of a plan, in slots. A pack never exceeds `max_tokens`; with `expected_tokens` it takes no more samples.
+    """Sizes of a plan, in slots. No pack exceeds `max_tokens`; with `expected_tokens` it counts as full.
 
     `packs_per_step` = ranks x accumulation. `cost_of_token`, `cost_of_pair`: what a slot and a visible pair cost
-    relative to one another; BAGEL-7B's ratio of weights used by a slot (2 x 6.5e9 FLOPs) to an attended pair
-    (4 x 28 layers x 3584).
+    relative to one another; here BAGEL-7B's FLOPs (2 x 6.5e9 weights a slot, 4 x 28 layers x 3584 a pair).
     """
 
     expected_tokens: int = 40240
@@ -55,7 +54,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Plan:
-    """The packs of an epoch. `packs[step * packs_per_step + slot]` lists sample indices; the last may be empty.
+    """The packs of an epoch. `packs[step * packs_per_step + slot]` lists sample indices; last ones may be empty.
 
     Slots of a step are in falling order of cost, so ranks that take neighbouring slots have about equal work.
     """
@@ -163,7 +162,7 @@ def _best_fit_decreasing(window: list[int], slots: np.ndarray, limits: Limits) -
 def _steps(
     packs: list[list[int]], costs: np.ndarray, limits: Limits, rng: np.random.Generator
 ) -> list[list[int]]:
-    """The packs of a window, cut into steps whose order is shuffled; a short step is filled with empty packs."""
+    """The packs of a window, cut into steps in shuffled order; a short one is filled with empty packs."""
     size = limits.packs_per_step
     if limits.group_by_cost:
         packs = sorted(packs, key=lambda pack: -costs[pack].sum())

@@ -1,7 +1,7 @@
 """From a picture file to uint8 pixels of a size that its tower can cut into patches.
 
-The resize rule is BAGEL's (facts: image transforms), its quirks included: python rounds to even, twice, and an
-area ratio is used as a side ratio when a picture exceeds the pixel budget.
+The resize rule is BAGEL's (facts: image transforms), its quirks included: python rounds to even, twice, and
+an area ratio is used as a side ratio when a picture exceeds the pixel budget.
 
 EXIF orientation is ignored, as in BAGEL: pixels are taken as the file stores them. Of an animation the first
 frame is taken.
