@@ -119,8 +119,8 @@ def position_ids(grid: tuple[int, int], side: int) -> Tensor:
 class _Packer:
     """Grows the lists of one pack. A document is added whole."""
 
-    def __init__(self, rules: PackRules, seed: int, epoch: int) -> None:
-        self.rules, self.seed, self.epoch = rules, seed, epoch
+    def __init__(self, rules: PackRules, seed: int) -> None:
+        self.rules, self.seed, self.epoch = rules, seed, 0
         self.at = 0
         self.text_ids: list[int] = []
         self.text_at: list[int] = []
@@ -141,7 +141,8 @@ class _Packer:
         self.spans: list[Span] = []
         self.ids: list[str] = []
 
-    def add(self, document: Document) -> None:
+    def add(self, document: Document, epoch: int) -> None:
+        self.epoch = epoch
         self.spans += document_spans(document, self.at, len(self.ids))
         rope = 0
         for index, segment in enumerate(document.segments):
@@ -266,14 +267,21 @@ class _Packer:
 
 
 def pack(
-    documents: Sequence[Document], rules: PackRules, *, seed: int = 0, epoch: int = 0, pad_to: int = 1
+    documents: Sequence[Document],
+    rules: PackRules,
+    *,
+    seed: int = 0,
+    epoch: int | Sequence[int] = 0,
+    pad_to: int = 1,
 ) -> PackedBatch:
     """Pack documents in order; the length is padded to a multiple of `pad_to` (and to at least one slot).
 
+    `epoch` keys the random numbers, one for all or one for each document (sources have their own epochs).
     Without documents this is the empty pack with which a last, short step is filled: it carries no loss.
     """
-    packer = _Packer(rules, seed, epoch)
-    for document in documents:
-        packer.add(document)
+    packer = _Packer(rules, seed)
+    epochs = [epoch] * len(documents) if isinstance(epoch, int) else epoch
+    for document, own in zip(documents, epochs, strict=True):
+        packer.add(document, own)
     packer.pad(-packer.at % pad_to if packer.at else pad_to)
     return packer.finish()

@@ -30,8 +30,8 @@ TOO_LONG = "longer than max_tokens_per_sample"
 class Limits:
     """Sizes of a plan, in slots. No pack exceeds `max_tokens`; with `expected_tokens` it counts as full.
 
-    `packs_per_step` = ranks x accumulation. `cost_of_token`, `cost_of_pair`: what a slot and a visible pair cost
-    relative to one another; here BAGEL-7B's FLOPs (2 x 6.5e9 weights a slot, 4 x 28 layers x 3584 a pair).
+    `packs_per_step` = ranks x accumulation. `cost_of_token`, `cost_of_pair`: cost of a slot and of a visible
+    pair in one unit; here BAGEL-7B's FLOPs (2 x 6.5e9 weights a slot, 4 x 28 layers x 3584 a pair).
     """
 
     expected_tokens: int = 40240
@@ -54,7 +54,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Plan:
-    """The packs of an epoch. `packs[step * packs_per_step + slot]` lists sample indices; last ones may be empty.
+    """The packs of an epoch. `packs[step * packs_per_step + slot]` lists sample indices; some may be empty.
 
     Slots of a step are in falling order of cost, so ranks that take neighbouring slots have about equal work.
     """

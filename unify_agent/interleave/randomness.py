@@ -8,6 +8,6 @@ import numpy as np
 
 
 def generator(seed: int, epoch: int, *key: object) -> np.random.Generator:
-    """A counter-based generator (Philox) for (seed, epoch, key); parts of the key are told apart by `repr`."""
+    """A counter-based generator (Philox) for (seed, epoch, key); parts of the key differ by `repr`."""
     digest = hashlib.blake2b(repr((seed, epoch, *key)).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64)))

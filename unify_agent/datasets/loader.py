@@ -1,0 +1,256 @@
+"""Packs for one rank, step by step, built in the background.
+
+Which samples a pack holds is the plan's business and follows from (data, seed, epoch); a worker is told the list
+of draws of one pack. So workers have no state, their number changes nothing but speed, and any step can be the
+first.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from unify_agent.datasets.sources import Draw, Mixture, Skipped
+from unify_agent.errors import UserError
+from unify_agent.files import digest
+from unify_agent.interleave.batch import PackedBatch, PackRules, pack
+from unify_agent.interleave.layout import Preset, drop_conditions
+from unify_agent.interleave.packing import Limits, Plan, make_plan
+from unify_agent.interleave.randomness import generator
+from unify_agent.interleave.segments import Unusable
+
+STEPS_AHEAD = 2
+"""How many steps are built before they are asked for."""
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Probability that a context item is hidden from a drawing (BAGEL: .1, .3, .3; none by default)."""
+
+    text: float = 0.0
+    vit: float = 0.0
+    vae: float = 0.0
+
+
+@dataclass
+class StepData:
+    """One optimiser step of one rank: `packs` is its accumulation window."""
+
+    packs: list[PackedBatch]
+    epoch: int
+    step: int
+    """Step within the epoch."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """Samples of these packs that turned out unusable when they were built."""
+    fill: float = 0.0
+    """Slots used by samples over the hard limit of this rank's packs."""
+    wait: float = 0.0
+    """Seconds that the caller waited for it."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    epoch: int
+    step: int
+    draws: tuple[Draw, ...]
+
+
+class Builder(Dataset):
+    """Builds a pack from its draws; this is all that a worker holds."""
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        rules: PackRules,
+        *,
+        seed: int,
+        preset: Preset = "paper",
+        dropout: Dropout | None = None,
+        pad_to: int = 1,
+    ) -> None:
+        self.mixture, self.rules, self.seed, self.preset, self.pad_to = mixture, rules, seed, preset, pad_to
+        self.dropout = dropout or Dropout()
+
+    def build(self, draws: Sequence[Draw]) -> tuple[PackedBatch, list[Skipped]]:
+        """The pack of these draws, and those that could not be built; they are replaced by nothing."""
+        documents, epochs, skipped = [], [], []
+        for draw in draws:
+            name = self.mixture.name(draw)
+            source = self.mixture.sources[draw.source]
+            try:
+                document = source.document(draw.index, generator(self.seed, draw.epoch, name, "source"))
+                promised = int(self.mixture.slots[draw.source][draw.index])
+                if document.slots > promised:
+                    raise Unusable("longer than when it was indexed", f"{document.slots} > {promised}")
+            except Unusable as error:
+                skipped.append(Skipped(name, error.reason, str(error)))
+                continue
+            if any((self.dropout.text, self.dropout.vit, self.dropout.vae)):
+                document = drop_conditions(
+                    document,
+                    generator(self.seed, draw.epoch, name, "dropout"),
+                    self.preset,
+                    text=self.dropout.text,
+                    vit=self.dropout.vit,
+                    vae=self.dropout.vae,
+                )
+            documents.append(replace(document, id=name))
+            epochs.append(draw.epoch)
+        return pack(documents, self.rules, seed=self.seed, epoch=epochs, pad_to=self.pad_to), skipped
+
+    def __getitem__(self, task: _Task) -> tuple[_Task, bytes | UserError, list[Skipped]]:
+        # A pack crosses over as one string of bytes: handles of hundreds of shared tensors would exhaust
+        # /dev/shm in a container, or the limit of open files.
+        try:
+            batch, skipped = self.build(task.draws)
+        except UserError as error:
+            return task, error, []
+        arrays = {name: _map(value, Tensor, Tensor.numpy) for name, value in vars(batch).items()}
+        return task, pickle.dumps(arrays, protocol=5), skipped
+
+
+def _map(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """A field of a batch with what is of `kind` converted, in a list or alone."""
+    if isinstance(value, kind):
+        return convert(value)
+    if isinstance(value, list) and value and isinstance(value[0], kind):
+        return [convert(each) for each in value]
+    return value
+
+
+class Loader:
+    """The packs of one rank. `steps(start, stop)` can begin anywhere.
+
+    `fingerprint` identifies data, limits and seed: a run continues only where it is the same. `skipped` lists
+    what is unusable as far as is known before anything is built.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        limits: Limits,
+        rules: PackRules,
+        *,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 1,
+        preset: Preset = "paper",
+        dropout: Dropout | None = None,
+        pad_to: int = 1,
+    ) -> None:
+        if limits.packs_per_step % world:
+            raise UserError(
+                f"parallel.packs_per_step={limits.packs_per_step} does not divide among {world} ranks; "
+                f"set it to a multiple of {world}"
+            )
+        self.mixture, self.limits, self.seed = mixture, limits, seed
+        self.rank, self.world, self.workers = rank, world, workers
+        self.builder = Builder(mixture, rules, seed=seed, preset=preset, dropout=dropout, pad_to=pad_to)
+        self.skipped = list(mixture.skipped)
+        self.fingerprint = digest(
+            mixture.fingerprint, repr(limits), str(seed), preset, repr(self.builder.dropout)
+        )[:16]
+        self.planned = lru_cache(maxsize=2)(self._plan)
+
+    def _plan(self, epoch: int) -> tuple[Plan, list[Draw]]:
+        draws = self.mixture.epoch(self.seed, epoch)
+        ids = [f"{self.mixture.name(draw)}@{draw.epoch}" for draw in draws]
+        slots = [self.mixture.slots[draw.source][draw.index] for draw in draws]
+        pairs = [self.mixture.pairs[draw.source][draw.index] for draw in draws]
+        return make_plan(ids, slots, pairs, self.limits, seed=self.seed, epoch=epoch), draws
+
+    def plan(self, epoch: int = 0) -> Plan:
+        """The plan of an epoch."""
+        return self.planned(epoch)[0]
+
+    def place(self, step: int) -> tuple[int, int]:
+        """(epoch, step within it) of a step counted from the beginning of training."""
+        epoch = 0
+        while step >= self.plan(epoch).steps:
+            step -= self.plan(epoch).steps
+            epoch += 1
+        return epoch, step
+
+    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[StepData]:
+        """This rank's data of the training steps `start` to `stop` (endless without it).
+
+        Closing the iterator stops the workers.
+        """
+        accumulation = self.limits.packs_per_step // self.world
+        # The loader is made here, not in `__init__`, so that every call has workers of its own.
+        source: DataLoader = DataLoader(
+            self.builder,
+            batch_size=None,
+            sampler=_Tasks(self, start, stop),
+            num_workers=self.workers,
+            prefetch_factor=-(-STEPS_AHEAD * accumulation // self.workers) if self.workers else None,
+            collate_fn=_same,
+        )
+        built = iter(source)
+        try:
+            while True:
+                began = time.perf_counter()
+                parts = []
+                for _ in range(accumulation):
+                    part = next(built, None)
+                    if part is None:
+                        return
+                    parts.append(part)
+                data = StepData([], parts[0][0].epoch, parts[0][0].step)
+                for _, content, skipped in parts:
+                    if isinstance(content, UserError):
+                        raise content
+                    data.packs.append(_unpack(content))
+                    data.skipped += skipped
+                used = sum(
+                    span.stop - span.start
+                    for batch in data.packs
+                    for span in batch.spans
+                    if span.document < len(batch.sample_ids)
+                )
+                data.fill = used / (accumulation * self.limits.max_tokens)
+                data.wait = time.perf_counter() - began
+                yield data
+        finally:
+            del built
+
+    def tasks(self, start: int, stop: int | None) -> Iterator[_Task]:
+        """What this rank's workers are told, in order."""
+        epoch, step = self.place(start)
+        done = start
+        while stop is None or done < stop:
+            plan, draws = self.planned(epoch)
+            for slot in range(self.rank, self.limits.packs_per_step, self.world):
+                yield _Task(epoch, step, tuple(draws[index] for index in plan.pack(step, slot)))
+            done, step = done + 1, step + 1
+            if step == plan.steps:
+                epoch, step = epoch + 1, 0
+
+
+class _Tasks:
+    """The sampler: a fresh run over the tasks for every iterator."""
+
+    def __init__(self, loader: Loader, start: int, stop: int | None) -> None:
+        self.loader, self.start, self.stop = loader, start, stop
+
+    def __iter__(self) -> Iterator[_Task]:
+        return self.loader.tasks(self.start, self.stop)
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _unpack(content: bytes) -> PackedBatch:
+    arrays = pickle.loads(content)
+    return PackedBatch(**{name: _map(value, np.ndarray, torch.from_numpy) for name, value in arrays.items()})
