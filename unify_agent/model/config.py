@@ -124,6 +124,11 @@ class BagelConfig:
     vit_max_num_patch_per_side: int = 70
     timestep_shift: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.vit.side != self.vit_max_num_patch_per_side:
+            raise UserError(f"vit: image_size {self.vit.image_size} / patch_size {self.vit.patch_size} is {self.vit.side}, "
+                            f"vit_max_num_patch_per_side says {self.vit_max_num_patch_per_side}: both tables share their ids")
+
     @property
     def latent_dim(self) -> int:
         """Numbers in a latent token (64)."""
@@ -164,9 +169,7 @@ def llm_from_json(raw: dict[str, Any], where: str = "llm_config.json") -> LlmCon
     _only(raw, "use_sliding_window", (False,), where)
     _only(raw, "rope_scaling", (None,), where)
     _only(raw, "attention_dropout", (0, 0.0), where)
-    _only(raw, "qk_norm", (True,), where)
-    _only(raw, "layer_module", ("Qwen2MoTDecoderLayer", "Qwen2DecoderLayer"), where)
-    # tie_word_embeddings, like layer_module, is overridden by BAGEL's own code: its head is always untied.
+    # qk_norm, layer_module, freeze_und and tie_word_embeddings are overridden by BAGEL's own code, whatever the file says.
     return _build(LlmConfig, raw, _LLM_IGNORED, where)
 
 
@@ -174,7 +177,6 @@ def vit_from_json(raw: dict[str, Any], where: str = "vit_config.json") -> VitCon
     """Reads vit_config.json; errors as `llm_from_json`."""
     _only(raw, "hidden_act", ("gelu_pytorch_tanh",), where)
     _only(raw, "num_channels", (3,), where)
-    _only(raw, "rope", (False,), where)
     _only(raw, "attention_dropout", (0, 0.0), where)
     return _build(VitConfig, raw, _VIT_IGNORED, where)
 

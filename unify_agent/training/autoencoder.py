@@ -83,6 +83,8 @@ def train_autoencoder(config: AutoencoderConfig, source: PictureSource, out: Pat
 
     torch.manual_seed(config.seed)
     vae = FluxVae(replace(config.vae, scale_factor=1.0, shift_factor=0.0)).to(memory_format=torch.channels_last)
+    with torch.no_grad():  # a posterior of deviation 1 would drown the picture for hundreds of steps
+        vae.net.encoder.conv_out.bias[config.vae.z_channels :] = -6.0
     average = {k: v.clone() for k, v in vae.state_dict().items()}
     optimizer = torch.optim.AdamW(vae.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
     step = _resume(out, vae, average, optimizer)

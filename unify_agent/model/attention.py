@@ -1,0 +1,160 @@
+"""Who attends to whom, computed: one oracle and the training back end.
+
+An attention is a callable `attend(layer, q, k, v)` with q [L, A, D], k and v [L, G, D] (after norm and rope) -> [L, A, D]; kv head
+g serves the A/G query heads from g*A/G on; the scale is 1/sqrt(D). Generation brings its own callable, backed by a cache.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unify_agent.interleave.visibility import Range, Span, visible_ranges
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+SHARED_PAIRS = 16 * 1024 * 1024
+"""Masks are kept for all layers as long as they have no more cells than this, else built anew in every call."""
+
+
+def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """q [N, A, D], k and v [S, G, D], mask additive or boolean [N, S] or None -> [N, A, D]."""
+    groups = q.shape[1] // k.shape[1]
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    if mask is not None:
+        mask = mask[None, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=groups > 1)[0].transpose(0, 1)
+
+
+class DenseAttention:
+    """The oracle: one boolean mask [L, L] over everything."""
+
+    def __init__(self, mask: Tensor | np.ndarray) -> None:
+        self.mask = torch.as_tensor(mask)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product(q, k, v, self.mask.to(q.device))
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Queries [start, stop) and the ranges of keys that at least one of them sees."""
+
+    start: int
+    stop: int
+    keys: tuple[Range, ...]
+    spans: tuple[int, ...]
+
+    @property
+    def pairs(self) -> int:
+        return (self.stop - self.start) * sum(b - a for a, b in self.keys)
+
+
+class SegmentsAttention:
+    """Exact attention over spans, chunk by chunk: a chunk of queries meets only the keys that it may see.
+
+    A chunk has at most `chunk` queries, all of one document and all drawings or none, so the masks stay narrow. Cost:
+    the sum over chunks of queries x visible keys; nothing is ever length squared.
+    """
+
+    def __init__(self, spans: Sequence[Span], length: int, chunk: int = 256) -> None:
+        self.spans, self.length = list(spans), length
+        self.past = visible_ranges(self.spans)
+        self.chunks = list(self._cut(chunk))
+        self.covered = [(c.start, c.stop) for c in self.chunks]
+        if [p for c in self.covered for p in c] != _borders(self.covered, length):
+            raise ValueError(f"the spans do not cover the {length} slots one after another")
+        self.shared = sum(c.pairs for c in self.chunks) <= SHARED_PAIRS
+        self._masks: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = []
+        for i, chunk in enumerate(self.chunks):
+            keys, values = _gather(k, chunk.keys), _gather(v, chunk.keys)
+            out.append(scaled_dot_product(q[chunk.start : chunk.stop], keys, values, self._mask(i, q)))
+        return torch.cat(out) if len(out) > 1 else out[0]
+
+    def _cut(self, size: int) -> Iterator[_Chunk]:
+        """Cuts the pack into chunks; long spans are split, short neighbours of one document and kind are joined."""
+        pieces: list[tuple[int, int, int]] = []  # span number, start, stop
+
+        def flush() -> Iterator[_Chunk]:
+            if pieces:
+                ranges = [r for n, a, b in pieces for r in self._keys(n, b)]
+                yield _Chunk(pieces[0][1], pieces[-1][2], _merged(ranges), tuple(n for n, _, _ in pieces))
+                pieces.clear()
+
+        for number, span in enumerate(self.spans):
+            start = span.start
+            while start < span.stop:
+                if pieces:
+                    last, room = self.spans[pieces[0][0]], size - (start - pieces[0][1])
+                    if room <= 0 or last.document != span.document or (last.mode == "noise") != (span.mode == "noise"):
+                        yield from flush()
+                room = size - (start - pieces[0][1]) if pieces else size
+                stop = min(span.stop, start + room)
+                pieces.append((number, start, stop))
+                start = stop
+        yield from flush()
+
+    def _keys(self, number: int, stop: int) -> list[Range]:
+        span = self.spans[number]
+        return [*self.past[number], (span.start, stop if span.mode == "causal" else span.stop)]
+
+    def _mask(self, i: int, like: Tensor) -> Tensor | None:
+        key = (i, like.dtype, like.device)
+        if key in self._masks:
+            return self._masks[key]
+        allowed = self.allowed(i)
+        mask = None
+        if not allowed.all():
+            mask = torch.zeros(allowed.shape, dtype=like.dtype)
+            mask.masked_fill_(torch.from_numpy(~allowed), -torch.inf)
+            mask = mask.to(like.device, non_blocking=True)
+        if self.shared:
+            self._masks[key] = mask
+        return mask
+
+    def allowed(self, i: int) -> np.ndarray:
+        """bool [queries, keys] of chunk i, keys in the order of its ranges."""
+        chunk = self.chunks[i]
+        position = np.concatenate([np.arange(a, b) for a, b in chunk.keys])
+        allowed = np.zeros((chunk.stop - chunk.start, len(position)), dtype=bool)
+        for number in chunk.spans:
+            span = self.spans[number]
+            start, stop = max(span.start, chunk.start), min(span.stop, chunk.stop)
+            rows = slice(start - chunk.start, stop - chunk.start)
+            seen = np.zeros(len(position), dtype=bool)
+            for a, b in self.past[number]:
+                seen |= (position >= a) & (position < b)
+            own = (position >= span.start) & (position < span.stop)
+            allowed[rows] = seen | own
+            if span.mode == "causal":
+                allowed[rows] &= seen | (position <= np.arange(start, stop)[:, None])
+        return allowed
+
+
+def _gather(x: Tensor, ranges: tuple[Range, ...]) -> Tensor:
+    if len(ranges) == 1:
+        return x[ranges[0][0] : ranges[0][1]]
+    return torch.cat([x[a:b] for a, b in ranges])
+
+
+def _merged(ranges: list[Range]) -> tuple[Range, ...]:
+    result: list[Range] = []
+    for a, b in sorted(ranges):
+        if result and a <= result[-1][1]:
+            result[-1] = (result[-1][0], max(b, result[-1][1]))
+        else:
+            result.append((a, b))
+    return tuple(result)
+
+
+def _borders(chunks: list[Range], length: int) -> list[int]:
+    """What the flattened chunk borders must be: 0, a, a, b, b, ..., length."""
+    inner = [p for _, stop in chunks[:-1] for p in (stop, stop)]
+    return [0, *inner, length]

@@ -1,0 +1,146 @@
+"""The Mixture-of-Transformers decoder: two sets of weights, one attention (BAGEL, facts: decoder numerics).
+
+Axes: L tokens, H hidden, A query heads, G kv heads, D head width. Tokens of the `und` expert (text, markers, ViT patches) use the
+plain weights, those of the `gen` expert (VAE latents) the ones named `_moe_gen`. All layers keep the two kinds in two tensors;
+only attention sees the tokens in their own order.
+"""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unify_agent.model.attention import Attend
+from unify_agent.model.config import LlmConfig
+from unify_agent.model.embeddings import apply_rope, rope_tables
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) in float32, back to x's dtype, and only then times the weight."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class _Permute(torch.autograd.Function):
+    """Rows in another order; both ways a gather, which is much cheaper than the scatter of a plain index's backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.inverse = inverse
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, ctx.inverse), None, None
+
+
+class Routing:
+    """The order of a pack's tokens by expert: first all `und` rows, then all `gen` rows."""
+
+    def __init__(self, und: Tensor, gen: Tensor) -> None:
+        self.und_rows = len(und)
+        self.sorted = torch.cat([und, gen])
+        self.inverse = torch.empty_like(self.sorted)
+        self.inverse[self.sorted] = torch.arange(len(self.sorted), device=und.device)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[L, ...] in the pack's order -> rows of `und`, rows of `gen`."""
+        x = _Permute.apply(x, self.sorted, self.inverse)
+        return x[: self.und_rows], x[self.und_rows :]
+
+    def join(self, und: Tensor, gen: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        return _Permute.apply(torch.cat([und, gen]), self.inverse, self.sorted)
+
+
+class Mlp(nn.Module):
+    def __init__(self, config: LlmConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: LlmConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        for suffix in ("", "_moe_gen"):
+            wide = {"q": self.heads, "k": self.kv_heads, "v": self.kv_heads}
+            for part, heads in wide.items():
+                self.add_module(f"{part}_proj{suffix}", nn.Linear(config.hidden_size, heads * self.width))
+            self.add_module(f"o_proj{suffix}", nn.Linear(self.heads * self.width, config.hidden_size, bias=False))
+            self.add_module(f"q_norm{suffix}", RmsNorm(self.width, config.rms_norm_eps))
+            self.add_module(f"k_norm{suffix}", RmsNorm(self.width, config.rms_norm_eps))
+
+    def _qkv(self, x: Tensor, suffix: str) -> tuple[Tensor, Tensor, Tensor]:
+        part = self._modules
+        q = part["q_proj" + suffix](x).unflatten(-1, (self.heads, self.width))
+        k = part["k_proj" + suffix](x).unflatten(-1, (self.kv_heads, self.width))
+        v = part["v_proj" + suffix](x).unflatten(-1, (self.kv_heads, self.width))
+        return part["q_norm" + suffix](q), part["k_norm" + suffix](k), v
+
+    def forward(self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor],
+                attend: Attend) -> tuple[Tensor, Tensor]:
+        both = zip(self._qkv(und, ""), self._qkv(gen, "_moe_gen"), strict=True)
+        q, k, v = (routing.join(a, b) for a, b in both)
+        cos, sin = rope
+        q = apply_rope(q, cos.to(q.dtype), sin.to(q.dtype)).to(v.dtype)
+        k = apply_rope(k, cos.to(k.dtype), sin.to(k.dtype)).to(v.dtype)
+        und, gen = routing.split(attend(layer, q, k, v).flatten(1))
+        return self.o_proj(und), self.o_proj_moe_gen(gen)
+
+
+class Layer(nn.Module):
+    def __init__(self, config: LlmConfig) -> None:
+        super().__init__()
+        self.self_attn = SelfAttention(config)
+        self.mlp, self.mlp_moe_gen = Mlp(config), Mlp(config)
+        for suffix in ("", "_moe_gen"):
+            self.add_module("input_layernorm" + suffix, RmsNorm(config.hidden_size, config.rms_norm_eps))
+            self.add_module("post_attention_layernorm" + suffix, RmsNorm(config.hidden_size, config.rms_norm_eps))
+
+    def forward(self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor],
+                attend: Attend) -> tuple[Tensor, Tensor]:
+        """und [U, H] and gen [L - U, H] -> the same after one layer."""
+        seen_und, seen_gen = self.self_attn(
+            layer, self.input_layernorm(und), self.input_layernorm_moe_gen(gen), routing, rope, attend)
+        und, gen = und + seen_und, gen + seen_gen
+        und = und + self.mlp(self.post_attention_layernorm(und))
+        gen = gen + self.mlp_moe_gen(self.post_attention_layernorm_moe_gen(gen))
+        return und, gen
+
+
+class Decoder(nn.Module):
+    """`language_model.model` of a BAGEL checkpoint."""
+
+    def __init__(self, config: LlmConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm_moe_gen = RmsNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden: Tensor, und: Tensor, gen: Tensor, rope_ids: Tensor, attend: Attend) -> Tensor:
+        """All layers and the final norms.
+
+        hidden [L, H]; `und` and `gen` int64 rows of each expert, together every row once, in any order, either may be empty;
+        rope_ids [L]; `attend` is called once a layer -> [L, H], `und` rows after `norm`, `gen` rows after `norm_moe_gen`.
+        """
+        routing = Routing(und, gen)
+        rope = rope_tables(rope_ids, self.config.head_dim, self.config.rope_theta)
+        a, b = routing.split(hidden)
+        for number, layer in enumerate(self.layers):
+            a, b = layer(number, a, b, routing, rope, attend)
+        return routing.join(self.norm(a), self.norm_moe_gen(b))
