@@ -1,8 +1,7 @@
 """Packs for one rank, step by step, built in the background.
 
-Which samples a pack holds is the plan's business and follows from (data, seed, epoch); a worker is told the list
-of draws of one pack. So workers have no state, their number changes nothing but speed, and any step can be the
-first.
+Which samples a pack holds is the plan's business and follows from (data, seed, epoch); a worker is told the
+draws of one pack. So workers have no state, their number changes only the speed, and any step can be first.
 """
 
 from __future__ import annotations
