@@ -1,0 +1,150 @@
+"""Reading and repeating names: text-only pre-training samples about things that do not exist.
+
+What a tiny model must be able to do before it can be taught to search: find the name in a request, find what a page
+says that another name means, among pages about other things, and write it down letter by letter. Names are invented
+anew for every sample, so there is nothing to memorise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from data.openmoji.categories import CATEGORIES
+from data.openmoji.entities import Entity, coin_chinese, coin_english
+from data.openmoji.pictures import COLOURS
+from data.openmoji.scenes import Scene
+from data.openmoji.words import document, recaption, request
+
+LEADS = {
+    "en": ("{name}", "It is {name}.", "The name is {name}.", "{name}: look it up.", ""),
+    "zh": ("{name}", "它是{name}。", "名字是{name}。", "{name}：查一下。", ""),
+}
+QUESTIONS = {
+    "en": ("{name}?", "What is {name}?", "Another name for {name}?", "Look up {name}."),
+    "zh": ("{name}？", "{name}是什么？", "{name}又叫什么？", "查找{name}。"),
+}
+REPEAT = {"en": "Repeat: {names}", "zh": "重复：{names}"}
+_LETTERS = "bcdfghjklmnpqrstvwxz"
+_VOWELS = "aeiouy"
+
+
+def _syllable(rng: np.random.Generator) -> str:
+    first = _LETTERS[rng.integers(20)] if rng.random() < 0.85 else ""
+    last = _LETTERS[rng.integers(20)] if rng.random() < 0.4 else ""
+    second = _LETTERS[rng.integers(20)] if rng.random() < 0.15 else ""
+    return first + second + _VOWELS[rng.integers(6)] + last
+
+
+def invent(language: str, rng: np.random.Generator) -> str:
+    """A name that nothing has: one to four words, or one to six characters, half of them rare ones."""
+    if language == "zh":
+        if rng.random() < 0.4:
+            return coin_chinese(rng)
+        size = int(rng.integers(1, 7))
+        return "".join(chr(int(c)) for c in rng.integers(0x4E00, 0x9FA0, size=size))
+    if rng.random() < 0.3:
+        return coin_english(rng)
+    words = []
+    for _ in range(1 + int(rng.choice(4, p=(0.45, 0.35, 0.15, 0.05)))):
+        word = "".join(_syllable(rng) for _ in range(int(rng.integers(1, 4))))
+        words.append(word.capitalize() if rng.random() < 0.25 else word)
+    return " ".join(words)
+
+
+class Names:
+    """Names to copy: mostly invented, some of training entities, never one of a held-out entity."""
+
+    def __init__(self, train: Sequence[Entity], held_out: Sequence[Entity]) -> None:
+        self.train = list(train)
+        self._never = {text.lower() for e in held_out for text in (*e.name.values(), *e.alias.values())}
+
+    def pick(self, language: str, rng: np.random.Generator, known: float = 0.3) -> str:
+        """One name; with chance `known` the name or alias of a training entity."""
+        while True:
+            if rng.random() < known:
+                entity = self.train[int(rng.integers(len(self.train)))]
+                name = (entity.name if rng.random() < 0.5 else entity.alias)[language]
+            else:
+                name = invent(language, rng)
+            if name.lower() not in self._never and not any(len(n) > 2 and n in name.lower() for n in self._never):
+                return name
+
+    def page(self, language: str, rng: np.random.Generator) -> tuple[str, str, str, str]:
+        """A page about something invented: (alias, name, title, text)."""
+        base = self.train[int(rng.integers(len(self.train)))]
+        alias, name = self.pick(language, rng, known=0.0), self.pick(language, rng)
+        colours = tuple(list(COLOURS)[int(k)] for k in rng.choice(len(COLOURS), 2, replace=False))
+        entity = replace(
+            base, name={language: name}, alias={language: alias}, colours=colours,
+            category=list(CATEGORIES)[int(rng.integers(len(CATEGORIES)))],
+        )  # fmt: skip
+        title, text = document(entity, language, template=int(rng.integers(3)))
+        return alias, name, title, text
+
+
+def _query(name: str, language: str, rng: np.random.Generator) -> str:
+    value = {"q": name} if rng.random() < 0.5 else {"q": name, "hl": language}
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _pick(options: Sequence[str], rng: np.random.Generator) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _answer(name: str, language: str, rng: np.random.Generator) -> str:
+    lead = _pick(LEADS[language], rng).format(name=name)
+    return f"{lead}\n{_query(name, language, rng)}" if lead else _query(name, language, rng)
+
+
+def from_request(names: Names, language: str, rng: np.random.Generator) -> tuple[str, str]:
+    """A request -> the query for what it names."""
+    name = names.pick(language, rng)
+    return request(Scene.sample(rng), name, language, rng), _answer(name, language, rng)
+
+
+def from_pages(names: Names, language: str, rng: np.random.Generator) -> tuple[str, str]:
+    """Pages, one to three, and a question about one of them -> the query for the name it gives."""
+    pages = [names.page(language, rng) for _ in range(int(rng.integers(1, 4)))]
+    alias, name, _, _ = pages[int(rng.integers(len(pages)))]
+    listed = "\n".join(f"[{k}] {title}\n{text}" for k, (_, _, title, text) in enumerate(pages, 1))
+    question = _pick(QUESTIONS[language], rng).format(name=alias)
+    asked = f"{question}\n\n{listed}" if rng.random() < 0.5 else f"{listed}\n\n{question}"
+    return asked, _answer(name, language, rng)
+
+
+def repeated(names: Names, language: str, rng: np.random.Generator) -> tuple[str, str]:
+    """A list of names -> the same list."""
+    chosen = [names.pick(language, rng) for _ in range(int(rng.integers(1, 4)))]
+    return REPEAT[language].format(names=", ".join(chosen)), json.dumps(chosen, ensure_ascii=False)
+
+
+def rewritten(names: Names, language: str, rng: np.random.Generator) -> tuple[str, str]:
+    """A request -> the scene that it describes, in the words of a recaption."""
+    name, scene = names.pick(language, rng), Scene.sample(rng)
+    return request(scene, name, language, rng), recaption(scene, name, 0, language)
+
+
+TASKS: tuple[tuple[float, Callable[[Names, str, np.random.Generator], tuple[str, str]]], ...] = (
+    (0.35, from_request), (0.4, from_pages), (0.1, repeated), (0.15, rewritten),
+)  # fmt: skip
+
+
+def sample(names: Names, rng: np.random.Generator) -> tuple[str, str]:
+    """One (text given, text to write) in either language."""
+    language = "en" if rng.random() < 0.5 else "zh"
+    draw, total = rng.random(), 0.0
+    for share, task in TASKS:
+        total += share
+        if draw < total:
+            break
+    return task(names, language, rng)
+
+
+def copying_text(language: str) -> str:
+    """All words that these samples use whatever name they are about."""
+    sentences = [*LEADS[language], *QUESTIONS[language], REPEAT[language]]
+    return "\n".join(each.replace("{names}", "|").replace("{name}", "|") for each in sentences)
