@@ -1,0 +1,371 @@
+"""Sequences that grow segment by segment over a KV cache, by the rules by which training packs them.
+
+A session holds B rows. What is appended takes the markers, rope ids and visibility of its segment
+(`interleave.segments`), so every key a token sees here is a key it sees in the packed training forward. Token
+positions are those of the row, counted from 0; a drawing is never cached, because nothing ever looks back at
+it.
+
+Axes: B rows, L new tokens of all rows packed, H hidden width, P = 64 numbers of a latent patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from unify_agent.generation.cache import Cache, Prefill
+from unify_agent.generation.drawing import Progress, draw
+from unify_agent.generation.sampler import SamplerSettings
+from unify_agent.generation.text import Decoded, Sampling, decode
+from unify_agent.interleave.batch import normalise, patchify, position_ids
+from unify_agent.interleave.layout import Pixels
+from unify_agent.interleave.randomness import generator
+from unify_agent.interleave.segments import Gap, Picture, Text
+from unify_agent.interleave.visibility import Range
+from unify_agent.model.vae import encode_pictures
+from unify_agent.model.vae import patchify as latent_rows
+
+if TYPE_CHECKING:
+    from unify_agent.interleave.grammar import Grammar
+    from unify_agent.model.bagel import Bagel
+    from unify_agent.model.vae import FluxVae
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Ids of the four markers, and how many ids the tokenizer knows. A `Grammar` serves as well."""
+
+    bos: int
+    eos: int
+    start_of_image: int
+    end_of_image: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Latents:
+    """A picture as context whose scaled latents [16, 2h, 2w] are known already; else like
+    `Picture(use="vae")`."""
+
+    value: Tensor
+    name: str | None = None
+    block: str | None = None
+
+
+Part = Text | Picture | Latents | Gap
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a row holds: `kind` over tokens [start, stop), rope ids from `rope` on, and the ids of a text."""
+
+    kind: Literal["text", "vae", "vit", "gap"]
+    start: int
+    stop: int
+    rope: int
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Appended:
+    """`ranges[i]`: tokens of part i (empty for a gap); `hidden` [n, H]: their states after the final norm."""
+
+    ranges: list[Range]
+    hidden: Tensor
+
+
+class Session:
+    """`rows` sequences, all empty at first. `seeds` (one a row) key the VAE's posterior samples.
+
+    Methods take the rows they work on, in any order, each at most once. Rows never influence one another.
+    """
+
+    def __init__(
+        self,
+        model: Bagel,
+        vae: FluxVae | None,
+        markers: Markers | Grammar,
+        pixels: Pixels | None = None,
+        *,
+        rows: int = 1,
+        seeds: Sequence[int] | None = None,
+        capacity: int = 256,
+    ) -> None:
+        self.model, self.vae, self.markers, self.pixels = model, vae, markers, pixels
+        self.config = model.config
+        weight = next(model.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        llm = self.config.llm
+        self.cache = Cache(
+            llm.num_hidden_layers,
+            rows,
+            llm.num_key_value_heads,
+            llm.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+            capacity=capacity,
+        )
+        self.rope = [0] * rows
+        self.history: list[list[Entry]] = [[] for _ in range(rows)]
+        self.seeds = list(seeds) if seeds is not None else [0] * rows
+
+    @property
+    def rows(self) -> int:
+        return self.cache.rows
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens in each row."""
+        return self.cache.lengths
+
+    def fork(self, rows: Sequence[int], lengths: Sequence[int] | None = None) -> Session:
+        """A new session whose rows go on from copies of `rows`, cut at the segment borders `lengths`."""
+        other = object.__new__(Session)
+        other.__dict__.update(self.__dict__)
+        other.cache = self.cache.select(rows, lengths)
+        other.seeds = [self.seeds[r] for r in rows]
+        other.history, other.rope = [], []
+        for row, length in zip(rows, other.cache.lengths, strict=True):
+            entries = self.history[row]
+            kept = next((i for i, entry in enumerate(entries) if entry.stop > length), len(entries))
+            other.history.append(entries[:kept])
+            other.rope.append(entries[kept].rope if kept < len(entries) else self.rope[row])
+        return other
+
+    # Appending
+
+    def add_text(self, rows: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Range]:
+        """Append bos, ids, eos to each row, causal; -> the tokens of each, markers included."""
+        found = self.append(rows, [[Text(tuple(each))] for each in ids])
+        return [each.ranges[0] for each in found]
+
+    def add_pictures(
+        self,
+        rows: Sequence[int],
+        groups: Sequence[Sequence[Image.Image]],
+        *,
+        joint: bool,
+        parts: Sequence[Literal["vae", "vit"]] = ("vae", "vit"),
+    ) -> list[list[Range]]:
+        """Append reference pictures, for each its VAE block and then its ViT block (only those in `parts`).
+
+        `joint`: all of a row's group form one full block (preset `paper`), else each block is its own. -> for
+        each row the ranges of its blocks in order. A row's group may be empty.
+        """
+        assert self.pixels is not None, "a session without transforms takes no PIL pictures"
+        sequences: list[list[Part]] = []
+        for group in groups:
+            blocks = [self.pixels.reference(picture, n, joint) for n, picture in enumerate(group, 1)]
+            sequences.append([part for pair in blocks for part in pair if part.use in parts])
+        busy = [i for i, parts_ in enumerate(sequences) if parts_]
+        found = iter(self.append([rows[i] for i in busy], [sequences[i] for i in busy]) if busy else ())
+        return [next(found).ranges if sequence else [] for sequence in sequences]
+
+    @torch.no_grad()
+    def append(
+        self,
+        rows: Sequence[int],
+        parts: Sequence[Sequence[Part]],
+        vae_noise: Sequence[Sequence[Tensor | None]] | None = None,
+    ) -> list[Appended]:
+        """Append segments to each row in one forward; what training's packer would emit, without drawings.
+
+        `vae_noise[i]`: for each VAE picture of row i the standard normal [16, H/8, W/8] of its posterior
+        sample, where it must be a given one.
+        """
+        plan = _Plan(self, rows, parts)
+        if plan.length == 0:
+            return [Appended(ranges, torch.zeros(0, self.config.llm.hidden_size)) for ranges in plan.ranges]
+        hidden = plan.embed(vae_noise)
+        attention = Prefill(self.cache, plan.rows, plan.counts, torch.tensor(plan.limits))
+        und, gen = plan.experts()
+        hidden = self.model.language_model.model(
+            hidden, und, gen, torch.tensor(plan.rope_ids, device=self.device), attention
+        )
+        attention.commit()
+        for row, rope, entries in zip(rows, plan.rope, plan.entries, strict=True):
+            self.rope[row] = rope
+            self.history[row] += entries
+        pieces = iter(hidden.split(plan.counts))
+        return [
+            Appended(ranges, next(pieces) if n else hidden[:0])
+            for ranges, n in zip(plan.ranges, plan.sizes, strict=True)
+        ]
+
+    # Producing
+
+    def decode(
+        self,
+        rows: Sequence[int],
+        sampling: Sampling,
+        *,
+        prefix: Sequence[Sequence[int]] | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Decoded]:
+        """Let the model write one text segment in each row (see `text.decode`)."""
+        return decode(self, rows, sampling, prefix=prefix, seeds=seeds)
+
+    def draw(
+        self,
+        rows: Sequence[int],
+        sees: Sequence[Sequence[Range] | None],
+        sizes: Sequence[tuple[int, int]],
+        settings: SamplerSettings,
+        seeds: Sequence[int],
+        *,
+        keep_rope: bool = True,
+        progress: Progress | None = None,
+    ) -> list[np.ndarray]:
+        """Let the model draw one picture in each row (see `drawing.draw`); the rows stay as they are."""
+        return draw(self, rows, sees, sizes, settings, seeds, keep_rope=keep_rope, progress=progress)
+
+
+def grid_of(part: Picture | Latents) -> tuple[int, int]:
+    """Rows and columns of patches."""
+    if isinstance(part, Picture):
+        return part.grid
+    return part.value.shape[1] // 2, part.value.shape[2] // 2
+
+
+def _patches(part: Picture | Latents) -> int:
+    rows, columns = grid_of(part)
+    return rows * columns
+
+
+class _Plan:
+    """One packed forward: slots, rope ids and limits of the new tokens of several rows."""
+
+    def __init__(self, session: Session, rows: Sequence[int], parts: Sequence[Sequence[Part]]) -> None:
+        self.session, self.all_rows = session, list(rows)
+        self.text_ids: list[int] = []
+        self.text_at: list[int] = []
+        self.vit: list[tuple[int, Picture]] = []
+        self.vae: list[tuple[int, Picture | Latents, int, int]] = []
+        """(packed position, picture, index of the row in `parts`, VAE pictures that the row had before)."""
+        self.rope_ids: list[int] = []
+        self.limits: list[int] = []
+        self.length = 0
+        self.rope: list[int] = []
+        self.ranges: list[list[Range]] = []
+        self.entries: list[list[Entry]] = []
+        self.sizes: list[int] = []
+        for number, (row, sequence) in enumerate(zip(rows, parts, strict=True)):
+            self._row(number, row, sequence)
+        self.rows = [row for row, size in zip(rows, self.sizes, strict=True) if size]
+        self.counts = [size for size in self.sizes if size]
+
+    def _row(self, number: int, row: int, sequence: Sequence[Part]) -> None:
+        session, markers = self.session, self.session.markers
+        first, past, rope = self.length, session.lengths[row], session.rope[row]
+        pictures = sum(entry.kind == "vae" for entry in session.history[row])
+        ranges: list[Range] = []
+        entries: list[Entry] = []
+        block: str | None = None
+        block_start = 0
+        for part in sequence:
+            start = past + self.length - first
+            if isinstance(part, Gap):
+                ranges.append((start, start))
+                entries += [Entry("gap", start, start, rope + i) for i in range(part.rope)]
+                rope += part.rope
+                continue
+            if isinstance(part, Text):
+                slots = (markers.bos, *part.ids, markers.eos)
+                stop = start + len(slots)
+                self.text_ids += slots
+                self.text_at += range(self.length, self.length + len(slots))
+                self.rope_ids += range(rope, rope + len(slots))
+                self.limits += range(start + 1, stop + 1)
+                self.length += len(slots)
+                entries.append(Entry("text", start, stop, rope, part.ids))
+                rope += len(slots)
+                block = None
+            else:
+                kind = part.use if isinstance(part, Picture) else "vae"
+                grid = grid_of(part)
+                slots = grid[0] * grid[1] + 2
+                stop = start + slots
+                self.text_ids += (markers.start_of_image, markers.end_of_image)
+                self.text_at += (self.length, self.length + slots - 1)
+                if kind == "vit":
+                    assert isinstance(part, Picture)
+                    self.vit.append((self.length + 1, part))
+                else:
+                    self.vae.append((self.length + 1, part, number, pictures))
+                    pictures += 1
+                self.rope_ids += [rope] * slots
+                if part.block is not None and part.block == block:
+                    self.limits[block_start:] = [stop] * (len(self.limits) - block_start)
+                else:
+                    block_start = len(self.limits)
+                self.limits += [stop] * slots
+                self.length += slots
+                entries.append(Entry(kind, start, stop, rope))
+                rope += 1
+                block = part.block
+            ranges.append((start, stop))
+        self.rope.append(rope)
+        self.ranges.append(ranges)
+        self.entries.append(entries)
+        self.sizes.append(self.length - first)
+
+    def experts(self) -> tuple[Tensor, Tensor]:
+        """Packed positions of the tokens of either expert: text, markers and ViT patches; latent patches."""
+        gen = [torch.arange(at, at + _patches(part)) for at, part, _, _ in self.vae]
+        taken = torch.zeros(self.length, dtype=torch.bool)
+        if gen:
+            taken[torch.cat(gen)] = True
+        device = self.session.device
+        return (~taken).nonzero()[:, 0].to(device), taken.nonzero()[:, 0].to(device)
+
+    def embed(self, vae_noise: Sequence[Sequence[Tensor | None]] | None) -> Tensor:
+        """Input states [L, H]."""
+        session = self.session
+        model, device, config = session.model, session.device, session.config
+        hidden = torch.zeros(self.length, config.llm.hidden_size, device=device, dtype=session.dtype)
+        hidden[torch.tensor(self.text_at, device=device)] = model.embed_text(
+            torch.tensor(self.text_ids, device=device)
+        )
+        if self.vit:
+            patches = torch.cat([patchify(normalise(p.pixels), p.patch) for _, p in self.vit])
+            ids = torch.cat([position_ids(p.grid, config.vit_max_num_patch_per_side) for _, p in self.vit])
+            at = torch.cat([torch.arange(at, at + _patches(p)) for at, p in self.vit])
+            counts = [_patches(p) for _, p in self.vit]
+            hidden[at.to(device)] = model.embed_vit(patches.to(device, session.dtype), ids.to(device), counts)
+        if self.vae:
+            latents = self._latents(vae_noise)
+            ids = torch.cat([position_ids(grid_of(p), config.max_latent_size) for _, p, _, _ in self.vae])
+            at = torch.cat([torch.arange(at, at + _patches(p)) for at, p, _, _ in self.vae])
+            clean = torch.zeros(len(ids), device=device)
+            hidden[at.to(device)] = model.embed_latents(
+                latents.to(device, session.dtype), clean, ids.to(device)
+            )
+        return hidden
+
+    def _latents(self, vae_noise: Sequence[Sequence[Tensor | None]] | None) -> Tensor:
+        """Latent patches [Q, P] of all VAE pictures; those of one size are encoded together."""
+        session = self.session
+        known: list[Tensor | None] = []
+        images, noises = [], []
+        given = [iter(each) for each in vae_noise] if vae_noise is not None else None
+        for _, part, number, before in self.vae:
+            noise = next(given[number]) if given is not None else None
+            if isinstance(part, Latents):
+                known.append(part.value)
+                continue
+            known.append(None)
+            shape = (session.config.vae.z_channels, part.grid[0] * 2, part.grid[1] * 2)
+            if noise is None:
+                rng = generator(session.seeds[self.all_rows[number]], 0, "context", before, "vae")
+                noise = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+            images.append(normalise(part.pixels))
+            noises.append(noise)
+        assert session.vae is not None or not images, "a session without a VAE takes no VAE pictures"
+        encoded = iter(encode_pictures(session.vae, images, noises) if images else ())
+        return torch.cat([latent_rows(next(encoded) if each is None else each) for each in known])
