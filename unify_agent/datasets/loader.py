@@ -194,6 +194,7 @@ class Loader:
             num_workers=self.workers,
             prefetch_factor=-(-STEPS_AHEAD * accumulation // self.workers) if self.workers else None,
             collate_fn=_same,
+            generator=torch.Generator(),  # its own, so that loading leaves the global one alone
         )
         built = iter(source)
         try:
