@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from unify_agent.errors import UserError
@@ -25,12 +27,10 @@ def load(name: str, key: str) -> Any:
         raise UserError(f"{key}={name}: {module_name} has no {attribute}") from None
 
 
-def build(name: str, options: dict[str, Any], key: str) -> Any:
-    """Call the named class with `options`. Raises UserError when it does not take them."""
-    kind = load(name, key)
+def call(kind: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any], key: str) -> Any:
+    """`kind(*arguments, **options)`. Raises UserError when it does not take the options of a recipe."""
     try:
-        return kind(**options)
+        inspect.signature(kind).bind(*arguments, **options)
     except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # raised inside the class, not by the call
-        raise UserError(f"{key}={name}: {error}") from None
+        raise UserError(f"{key}={options}: {getattr(kind, '__name__', kind)}: {error}") from None
+    return kind(*arguments, **options)

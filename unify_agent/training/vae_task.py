@@ -19,7 +19,8 @@ def fit_vae(config: Config) -> int:
         raise UserError("vae.pictures is not set: name a source of pictures as package.module:Class")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("task=vae runs in one process: start it with python, not torchrun")
-    source = plugins.build(config.vae.pictures, config.vae.options, "vae.pictures")
+    kind = plugins.load(config.vae.pictures, "vae.pictures")
+    source = plugins.call(kind, (), config.vae.options, "vae.options")
 
     from unify_agent.model.config import PRESETS
     from unify_agent.training.autoencoder import AutoencoderConfig, train_autoencoder

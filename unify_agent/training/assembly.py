@@ -1,0 +1,186 @@
+"""From a configuration to the parts of a run: model, frozen VAE, grammar and the loader of packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unify_agent import files
+from unify_agent.datasets.loader import Dropout, Loader
+from unify_agent.datasets.sources import Mixture, Source, SourceContext, count_reasons
+from unify_agent.errors import UserError, nearest
+from unify_agent.interleave.batch import PackedBatch, PackRules
+from unify_agent.interleave.grammar import STRUCTURE_TAGS, Grammar
+from unify_agent.interleave.layout import Pixels
+from unify_agent.interleave.packing import Limits
+from unify_agent.interleave.transforms import Transform
+from unify_agent.model.bagel import Bagel, initialise
+from unify_agent.model.config import PRESETS, BagelConfig, vae_from_json
+from unify_agent.model.vae import FluxVae, encode_batch, load_vae
+from unify_agent.training import plugins
+from unify_agent.training.config import Config, SourceConfig, TransformConfig
+from unify_agent.training.parallel import World
+
+
+@dataclass
+class Assembly:
+    """What a trainer works with. `origin` says in words where the weights come from."""
+
+    model: Bagel
+    vae: FluxVae
+    grammar: Grammar
+    tokenizer: Path
+    pixels: Pixels
+    loader: Loader
+    origin: str
+    encode: Callable[[PackedBatch], Tensor]
+
+    @property
+    def data_line(self) -> str:
+        plan, skipped = self.loader.plan(0), self.loader.skipped
+        samples = sum(len(pack) for pack in plan.packs)
+        line = f"an epoch is {samples} samples in {plan.steps} steps, fill {plan.fill:.0%}"
+        if skipped:
+            reasons = ", ".join(f"{number} {reason}" for reason, number in count_reasons(skipped).items())
+            line += f"; skipped {len(skipped)}: {reasons}"
+        return line
+
+
+def assemble(config: Config, world: World) -> Assembly:
+    """Raises UserError, in one line, for whatever of the configuration's files is missing or does not fit."""
+    if not config.data.sources:
+        raise UserError("data.sources is empty: name a folder of trajectories, or choose a recipe with +recipe=NAME")
+    model, vae, grammar, tokenizer, origin = _pretrained(config) if config.model.init == "pretrained" else _random(config)
+    shape = model.config
+    if grammar.size > shape.llm.vocab_size:
+        raise UserError(
+            f"{tokenizer}: {grammar.size} tokens do not fit the model's table of {shape.llm.vocab_size} rows"
+        )
+    vae.to(world.device)
+    pixels = Pixels(
+        vae=_transform(config.data.vae_transform, "data.vae_transform", shape.pixels_per_token, shape.max_latent_size),
+        vit=_transform(
+            config.data.vit_transform, "data.vit_transform", shape.vit.patch_size, shape.vit_max_num_patch_per_side
+        ),
+        vae_patch=shape.pixels_per_token,
+        vit_patch=shape.vit.patch_size,
+    )
+    return Assembly(
+        model=model,
+        vae=vae,
+        grammar=grammar,
+        tokenizer=tokenizer,
+        pixels=pixels,
+        loader=_loader(config, world, grammar, pixels, shape),
+        origin=origin,
+        encode=lambda batch: encode_batch(vae, batch, shape.latent_patch_size),
+    )
+
+
+def _pretrained(config: Config) -> tuple[Bagel, FluxVae, Grammar, Path, str]:
+    from unify_agent.model.weights import ModelFolder, load_model
+
+    if config.model.path is None:
+        raise UserError(
+            "model.path is not set: name a BAGEL-layout folder to fine-tune; model.init=random trains from scratch"
+        )
+    folder = ModelFolder(config.model.path)
+    model = load_model(folder.path, torch.float32, "cpu")
+    model.config = replace(model.config, timestep_shift=config.loss.timestep_shift)
+    vae = load_vae(folder.path / "ae.safetensors", model.config.vae)
+    return model, vae, folder.grammar(), folder.path, str(config.model.path)
+
+
+def _random(config: Config) -> tuple[Bagel, FluxVae, Grammar, Path, str]:
+    for key in ("arch", "vae", "tokenizer"):
+        if getattr(config.model, key) is None:
+            raise UserError(f"model.{key} is not set: model.init=random needs model.arch, model.vae and model.tokenizer")
+    arch = str(config.model.arch)
+    if arch not in PRESETS:
+        raise UserError(f"model.arch={arch}: no such preset{nearest(arch, list(PRESETS))}")
+    folder, tokenizer = Path(str(config.model.vae)), Path(str(config.model.tokenizer))
+    if not (folder / "vae.json").is_file():
+        raise UserError(f"model.vae={folder}: no autoencoder here; train one: python train.py +recipe=openmoji_vae")
+    shape = replace(
+        PRESETS[arch],
+        vae=vae_from_json(files.read_json(folder / "vae.json"), str(folder / "vae.json")),
+        timestep_shift=config.loss.timestep_shift,
+    )
+    vae = load_vae(folder / "ae.safetensors", shape.vae)
+    model = initialise(Bagel(shape), config.seed)
+    return model, vae, Grammar.load(tokenizer), tokenizer, f"random weights ({arch}, seed {config.seed})"
+
+
+def _transform(config: TransformConfig, key: str, patch: int, side: int) -> Transform:
+    """Sizes are checked against the model's patches and position table before anything is trained."""
+    if config.stride % patch:
+        raise UserError(f"{key}.stride={config.stride}: must be a multiple of the model's patch of {patch} pixels")
+    if config.max < config.min:
+        raise UserError(f"{key}.max={config.max}: must not be below {key}.min={config.min}")
+    if config.max > side * patch:
+        raise UserError(
+            f"{key}.max={config.max}: the model's position table holds {side} patches of {patch} pixels, "
+            f"so pictures of at most {side * patch}"
+        )
+    return Transform(config.max, config.min, config.stride)
+
+
+def _loader(config: Config, world: World, grammar: Grammar, pixels: Pixels, shape: BagelConfig) -> Loader:
+    data = config.data
+    context = SourceContext(
+        grammar=grammar,
+        pixels=pixels,
+        preset=config.layout,
+        copies=data.noise_copies,
+        cache=Path(config.output) / "index",
+    )
+    sources = [_source(each, context, f"data.sources[{n}]") for n, each in enumerate(data.sources)]
+    mixture = Mixture(sources, [each.weight for each in data.sources], limit=data.max_tokens_per_sample)
+    limits = Limits(
+        expected_tokens=data.expected_tokens,
+        max_tokens=data.max_tokens,
+        max_tokens_per_sample=data.max_tokens_per_sample,
+        packs_per_step=config.parallel.packs_per_step,
+        window_steps=data.window_steps,
+        group_by_cost=data.group_by_cost,
+    )
+    rules = PackRules(
+        bos=grammar.bos,
+        eos=grammar.eos,
+        start_of_image=grammar.start_of_image,
+        end_of_image=grammar.end_of_image,
+        latent_side=shape.max_latent_size,
+        vit_side=shape.vit_max_num_patch_per_side,
+        tag_ids=frozenset(grammar.tag_ids[tag] for tag in STRUCTURE_TAGS),
+        tag_weight=config.loss.special_token_weight,
+    )
+    return Loader(
+        mixture,
+        limits,
+        rules,
+        seed=config.seed,
+        rank=world.rank,
+        world=world.size,
+        workers=data.workers,
+        preset=config.layout,
+        dropout=Dropout(data.dropout.text, data.dropout.vit, data.dropout.vae),
+    )
+
+
+def _source(config: SourceConfig, context: SourceContext, key: str) -> Source:
+    options = dict(config.options)
+    if config.path is not None:
+        options["path"] = config.path
+    if config.kind == "trajectories":
+        from unify_agent.datasets.folder import TrajectorySource
+
+        if config.path is None:
+            raise UserError(f"{key}.path is not set: name a folder of trajectories")
+        kind = TrajectorySource
+    else:
+        kind = plugins.load(config.kind, f"{key}.kind")
+    return plugins.call(kind, (context,), options, f"{key}.options")

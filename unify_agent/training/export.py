@@ -1,0 +1,1 @@
+def export_run(t): return "x"

@@ -1,0 +1,113 @@
+"""One optimiser step over this rank's packs.
+
+    loss = ce_weight  * sum(ce_i * w_i) / sum(w)   +   mse_weight * sum(mse_j) / M
+
+with both denominators summed over all ranks *and* the whole accumulation window before the first backward. How a
+step's packs are spread over ranks and accumulation thus changes nothing (normalising each micro-batch by its own
+counts, as BAGEL's code does, weighs tokens of short packs more).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unify_agent.errors import UserError
+from unify_agent.interleave.batch import CLEAN, ROLES, PackedBatch
+from unify_agent.model.losses import timesteps
+from unify_agent.training import metrics, optimiser, parallel
+from unify_agent.training.config import Config
+from unify_agent.training.ema import Ema
+from unify_agent.training.parallel import World, full
+
+
+@dataclass
+class Stepper:
+    """Holds what a step changes: weights, optimiser and EMA.
+
+    `encode(batch)` -> clean latents [Q, 64] of a pack, from the frozen VAE.
+    """
+
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    ema: Ema
+    encode: Callable[[PackedBatch], Tensor]
+    config: Config
+    world: World
+
+    def step(self, number: int, batches: Sequence[PackedBatch], skipped: int = 0, stop: bool = False) -> dict:
+        """Train step `number` (from 0) on this rank's packs and return its row of metrics, the same on all ranks.
+
+        `skipped` and `stop` travel with the step's sums: how many samples could not be built, and whether this
+        rank was asked to stop.
+
+        Raises UserError, before any weight changes, when loss or gradient is not finite, naming the samples.
+        """
+        config, world = self.config, self.world
+        ce_total, mse_total = world.sum(
+            [sum(float(b.ce_weights.double().sum()) for b in batches), sum(len(b.mse_at) for b in batches)]
+        )
+        # Gradients start at zero, not at None: a parameter no pack of a step reaches is treated alike everywhere.
+        for p in self.model.parameters():
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
+
+        sums = metrics.Sums(ROLES)
+        bad: list[str] = []
+        for batch in batches:
+            batch = batch.to(world.device)
+            with torch.no_grad():
+                latents = self.encode(batch)
+            with torch.autocast(world.device.type, torch.bfloat16, enabled=config.parallel.dtype == "bf16"):
+                out = self.model(batch, latents)
+            ce = out.ce * (config.loss.ce_weight / ce_total if ce_total else 0.0)
+            mse = out.mse * (config.loss.mse_weight / mse_total if mse_total else 0.0)
+            (ce + mse).backward()
+            sums.add(ce=ce.detach(), mse=mse.detach(), tokens=_tokens(batch))
+            sums.add(samples=len(batch.sample_ids), packs=1)
+            sums.add_ce(out.ce_tokens.detach(), batch.ce_roles)
+            noised = batch.timestep_logits[batch.timestep_logits > CLEAN]
+            t = timesteps(noised, config.loss.timestep_shift)
+            sums.add_mse(out.mse_tokens.detach(), t)
+            if not math.isfinite(sums.values["ce"] + sums.values["mse"]) and not bad:
+                bad = batch.sample_ids
+        sums.add(stop=stop, skipped=skipped)
+
+        norm = float(full(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)))
+        total = sums.over_ranks(world)
+        loss = total["ce"] + total["mse"]
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            ids = bad or [name for batch in batches for name in batch.sample_ids]
+            raise UserError(
+                f"step {number + 1}: loss {loss} and gradient norm {norm} are not finite; no weight was changed; "
+                f"samples of the pack at fault: {', '.join(ids[:20])}"
+            )
+        rate = optimiser.learning_rate(config.optim, number, config.steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        with parallel.one_thread(world.device):
+            self.optimiser.step()
+            self.ema.step(number)
+        return {
+            "step": number + 1,
+            "loss": loss,
+            "ce": total["ce"],
+            "mse": total["mse"],
+            "grad_norm": norm,
+            "lr": rate,
+            "tokens": int(total["tokens"]),
+            "samples": int(total["samples"]),
+            "fill": total["tokens"] / (total["packs"] * config.data.max_tokens),
+            "skipped": int(total["skipped"]),
+            **metrics.row(total, ROLES),
+            "stop": total["stop"] > 0,
+        }
+
+
+def _tokens(batch: PackedBatch) -> int:
+    """Slots that belong to a sample; padding is the document after the last sample."""
+    return sum(span.stop - span.start for span in batch.spans if span.document < len(batch.sample_ids))
