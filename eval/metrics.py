@@ -4,7 +4,8 @@ Pictures are uint8 [64, 64, 3]. `None` stands for a picture that does not exist:
 
 * identity: which of the exact pictures of the same scene is nearest by mean squared RGB error;
 * background: the palette's colour that most border pixels are nearest to;
-* place: the centroid of what is not background, against the true picture's.
+* place: the middle of the box around what is not background, against the true picture's. (Not the centroid: that
+  moves with the shape of the thing, so the wrong thing in the right place would seem misplaced.)
 
 Intervals are 95 %: Wilson's for independent outcomes, a bootstrap over entities where an entity is measured
 several times (its seeds are not independent).
@@ -22,7 +23,12 @@ BORDER = 2
 FOREGROUND = 60.0
 """A pixel farther than this (L2 over RGB) from the picture's own background belongs to the foreground."""
 PLACE_TOLERANCE = 4.0
-"""Pixels between two centroids that still count as the same place."""
+"""Pixels between two middles that still count as the same place."""
+EDGE = 0.02
+"""Share of the foreground's pixels left out on each side of the box, so that a stray pixel does not move it."""
+
+Box = tuple[int, int, int, int]
+"""left, top, right, bottom in pixels; right and bottom are outside."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +112,30 @@ def background_of(picture: np.ndarray | None, palette: Mapping[str, tuple[int, i
     return list(palette)[int(np.bincount(votes, minlength=len(colours)).argmax())]
 
 
-def centroid(picture: np.ndarray | None) -> tuple[float, float] | None:
-    """(x, y) of the middle of all pixels that differ from the picture's own background; None when none does."""
+def middle(picture: np.ndarray | None, ignore: Box | None = None) -> tuple[float, float] | None:
+    """(x, y) of the middle of what differs from the picture's own background; None when nothing does.
+
+    `ignore`: where a second thing stands, which is not asked about.
+    """
     if picture is None:
         return None
     ground = np.median(border(picture), axis=0)
-    rows, columns = np.nonzero(np.linalg.norm(picture.astype(np.float32) - ground, axis=2) > FOREGROUND)
-    return (float(columns.mean()), float(rows.mean())) if len(rows) else None
+    differs = np.linalg.norm(picture.astype(np.float32) - ground, axis=2) > FOREGROUND
+    if ignore is not None:
+        left, top, right, bottom = ignore
+        differs[top:bottom, left:right] = False
+    rows, columns = np.nonzero(differs)
+    if not len(rows):
+        return None
+    x, y = (np.quantile(each, [EDGE, 1 - EDGE], method="nearest").mean() for each in (columns, rows))
+    return float(x), float(y)
 
 
-def place_right(picture: np.ndarray | None, truth: np.ndarray, tolerance: float = PLACE_TOLERANCE) -> bool:
-    """Whether the two centroids lie within `tolerance` pixels."""
-    here, there = centroid(picture), centroid(truth)
+def place_right(
+    picture: np.ndarray | None, truth: np.ndarray, ignore: Box | None = None, tolerance: float = PLACE_TOLERANCE
+) -> bool:
+    """Whether the two middles lie within `tolerance` pixels of each other."""
+    here, there = middle(picture, ignore), middle(truth, ignore)
     if here is None or there is None:
         return here is there is None and picture is not None
     return float(np.hypot(here[0] - there[0], here[1] - there[1])) <= tolerance
@@ -144,13 +162,17 @@ def score_picture(
     truth: int,
     palette: Mapping[str, tuple[int, int, int]],
     background: str,
+    ignore: Box | None = None,
 ) -> PictureScore:
-    """Score a picture against the exact pictures of its scene, of which `gallery[truth]` is the right one."""
+    """Score a picture against the exact pictures of its scene, of which `gallery[truth]` is the right one.
+
+    `ignore`: the box of a second thing, which does not count for the place.
+    """
     guess = nearest(picture, gallery)
     return PictureScore(
         guess=guess,
         identity=guess == truth,
         background=background_of(picture, palette) == background,
-        place=place_right(picture, gallery[truth]),
+        place=place_right(picture, gallery[truth], ignore),
         error=None if picture is None else float(rgb_error(picture, gallery[truth : truth + 1])[0]),
     )

@@ -73,15 +73,35 @@ def test_the_background_survives_noise():
 
 def test_a_place_is_right_up_to_four_pixels():
     truth = picture("red", x=32)
-    assert metrics.centroid(truth) == (31.5, 31.5)
+    assert metrics.middle(truth) == (31.5, 31.5)
     assert metrics.place_right(picture("blue", x=36), truth)
     assert not metrics.place_right(picture("blue", x=37), truth)
     assert not metrics.place_right(picture(x=35, y=35), truth)
 
 
+def test_the_wrong_thing_in_the_right_place_is_in_the_right_place():
+    truth, other = picture(side=30), picture(side=30)
+    other[20:36, 30:47] = PALETTE["white"]
+    assert metrics.place_right(other, truth)
+
+
+def test_a_second_thing_in_its_corner_does_not_move_the_place():
+    truth, corner = picture(x=40), (0, 0, 20, 20)
+    shown = truth.copy()
+    shown[2:18, 2:18] = PALETTE["red"]
+    assert not metrics.place_right(shown, truth)
+    assert metrics.place_right(shown, truth, ignore=corner)
+
+
+def test_a_stray_pixel_does_not_move_the_place():
+    shown = picture(side=12)
+    shown[60, 3] = (0, 0, 0)
+    assert metrics.place_right(shown, picture(side=12))
+
+
 def test_an_empty_picture_has_no_place():
     empty = np.full((64, 64, 3), 255, np.uint8)
-    assert metrics.centroid(empty) is None
+    assert metrics.middle(empty) is None
     assert not metrics.place_right(empty, picture())
     assert metrics.place_right(empty, empty)
 
