@@ -84,6 +84,11 @@ def test_a_picture_is_answered_once_and_with_the_title_in_the_language_asked_for
     assert len(index.search_image("kiwi", num=2)) == 2
 
 
+def test_a_longer_chinese_query_finds_what_it_contains(index):
+    assert [hit.id for hit in index.search_image("猕猴桃照片", hl="zh")] == ["kiwi-1", "kiwi-2"]
+    assert index.text_search("会飞的猕猴桃", hl="zh")[0].title == "猕猴桃"
+
+
 def test_what_nothing_matches_gives_nothing(index):
     assert index.text_search("zzyzx") == [] and index.search_image("zzyzx") == []
     assert index.text_search("") == [] and index.text_search("?!") == []

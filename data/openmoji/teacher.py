@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from data.openmoji.entities import Entity
+from data.openmoji.entities import Entity, keyed_random
 from data.openmoji.scenes import Scene
 from data.openmoji.words import recaption
 from unify_agent.agent.episode import Episode
@@ -93,15 +91,15 @@ class Teacher:
         return self._search(episode, "again", name, ToolCall("search_image", {"q": query, "hl": language}))
 
     def _thought(self, episode: Episode, kind: str, name: str) -> str:
-        key = f"{self.seed}/{episode.id}/{len(episode.turns)}".encode()
         options = THOUGHTS[episode.language][kind]
-        chosen = options[int(np.random.Generator(np.random.Philox(list(key[-16:]))).integers(len(options)))]
+        rng = keyed_random("thought", str(self.seed), episode.id, str(len(episode.turns)))
+        chosen = options[int(rng.integers(len(options)))]
         names = reference_names(len(episode.references), episode.language)
-        return f"<think>\n{chosen.replace('{names}', names).replace('{name}', name)}\n</think>\n"
+        return f"<think>{chosen.replace('{names}', names).replace('{name}', name)}</think>\n"
 
     def _search(self, episode: Episode, kind: str, name: str, call: ToolCall) -> str:
         return self._thought(episode, kind, name) + render_call(call)
 
     def _final(self, episode: Episode, task: Task, kind: str, name: str) -> str:
         text = recaption(task.scene, name, len(episode.references), episode.language)
-        return self._thought(episode, kind, name) + f"<recaption>\n{text}\n</recaption>"
+        return self._thought(episode, kind, name) + f"<recaption>{text}</recaption>"

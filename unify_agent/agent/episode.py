@@ -47,7 +47,7 @@ class AgentOptions:
     replace_references: Callable[[Episode, list[Judged]], list[Judged]] | None = None
     history: bool | None = None
     max_text_searches: int = 3
-    max_image_searches: int = 3
+    max_image_searches: int = 2
     max_rounds: int = 7
     max_bad_calls: int = 2
     max_references: int = 2

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 from PIL import Image
 
+from unify_agent.interleave.segments import Unusable
 from unify_agent.search.base import ImageHit, TextHit
 from unify_agent.search.index import CJK, holds, normalise, words
 
@@ -69,7 +69,7 @@ def load_candidates(hits: Sequence[ImageHit]) -> list[tuple[ImageHit, Image.Imag
     for hit in hits:
         try:
             candidates.append((hit, hit.open()))
-        except (OSError, ValueError, Image.DecompressionBombError):
+        except Unusable:
             candidates.append((hit, None))
     return candidates
 

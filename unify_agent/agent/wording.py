@@ -108,7 +108,8 @@ class Prompts:
         """The input of turn 0. Without `tools` the model is told that there is nothing to search with."""
         words = self.phrases(language)
         template = words.first if tools else words.first_without_tools
-        return template.replace("{tools}", tools_block()).replace("{request}", request)
+        tools_text = tools_block() if "{tools}" in template else ""
+        return template.replace("{tools}", tools_text).replace("{request}", request)
 
     def final(self, count: int, language: str) -> str:
         """The instruction of the last turn, with `count` references."""

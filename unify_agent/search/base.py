@@ -1,4 +1,4 @@
-"""What every search back end answers with. The agent knows only this file; which back end answers is the user's choice."""
+"""What every search back end answers with: the agent knows only this file, which one answers is the user's choice."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from PIL import Image
+
+from unify_agent.interleave.transforms import open_picture
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,8 @@ class ImageHit:
     licence: str
 
     def open(self) -> Image.Image:
-        """The picture as RGB, transparent parts on white. Raises OSError when the file no longer decodes."""
-        with Image.open(self.path) as picture:
-            return on_white(picture)
-
-
-def on_white(picture: Image.Image) -> Image.Image:
-    """RGB copy of a picture; transparency becomes white, as BAGEL's transforms do (facts/bagel.md section 9)."""
-    if picture.mode in ("RGBA", "LA") or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-        ground = Image.new("RGB", picture.size, (255, 255, 255))
-        ground.paste(picture, mask=picture.getchannel("A"))
-        return ground
-    return picture.convert("RGB")
+        """The picture as RGB, transparent parts on white. Raises `Unusable` when the file does not decode."""
+        return open_picture(self.path)
 
 
 class SearchBackend(Protocol):

@@ -1,9 +1,9 @@
 """A search index in one folder: `index.sqlite` (FTS5, trigram tokens) and `pictures/`.
 
-Trigrams make Chinese searchable without a word segmenter. They match substrings ("cat" is found in "caterpillar"), so
-what FTS5 finds is ranked again by whole words: how much of the query is in the title, then in the text, rare words
-first, and BM25 decides between equals. Words shorter than three characters have no trigram; they are looked up by a
-scan of the normalised text (about 1 ms for 10,000 short documents).
+Trigrams make Chinese searchable without a word segmenter. They match substrings ("cat" is found in
+"caterpillar"), so what FTS5 finds is ranked again by whole words: how much of the query is in the title, then in
+the text, rare words first, and BM25 decides between equals. Words shorter than three characters have no trigram;
+they are looked up by a scan of the normalised text (about 1 ms for 10,000 short documents).
 
 `build_index` reads two JSONL files:
 
@@ -260,13 +260,13 @@ class Index:
         return self._database.execute(query, (row,)).fetchone()
 
     def _candidates(self, table: str, columns: str, asked: list[str], lang: str | None, wanted: int) -> list[tuple]:
-        """Rows (id, bm25, title, text) that hold all words; when these are too few, rows that hold any of them."""
-        if not asked:
-            return []
-        found = self._holding(table, columns, asked, lang, "AND")
-        if len(found) < wanted and len(asked) > 1:
-            known = {row[0] for row in found}
-            found += [row for row in self._holding(table, columns, asked, lang, "OR") if row[0] not in known]
+        """Rows (id, bm25, title, text) that hold all words; when these are too few, also rows that hold any of them,
+        then rows that hold any two neighbouring characters of a Chinese run."""
+        found = self._holding(table, columns, asked, lang, "AND") if asked else []
+        for parts in (asked, _pieces(asked)):
+            if len(found) < wanted and (len(parts) > 1 or parts != asked):
+                known = {row[0] for row in found}
+                found += [row for row in self._holding(table, columns, parts, lang, "OR") if row[0] not in known]
         return found
 
     def _holding(self, table: str, columns: str, asked: list[str], lang: str | None, mode: str) -> list[tuple]:
@@ -274,6 +274,7 @@ class Index:
         short = [word for word in asked if len(word) < 3]
         place = f"({' || char(10) || '.join(columns.split(', '))})"
         contains = f" {mode} ".join(f"instr({place}, ?) > 0" for _ in short)
+        count = " + ".join(f"(instr({place}, ?) > 0)" for _ in short)
         of_lang, lang_values = ("", []) if lang is None else (" AND lang IN (?, '')", [lang])
         rows: list[tuple] = []
         if long:
@@ -288,9 +289,19 @@ class Index:
         if short and (mode == "OR" or not long):
             known = {row[0] for row in rows}
             rows += [row for row in self._database.execute(
-                f"SELECT id, 0.0, {columns} FROM {table} WHERE ({contains}){of_lang} ORDER BY length(plain_title), id"
-                f" LIMIT {CANDIDATES}", [*short, *lang_values]) if row[0] not in known]
+                f"SELECT id, 0.0, {columns} FROM {table} WHERE ({contains}){of_lang}"
+                f" ORDER BY {count} DESC, length(plain_title), id LIMIT {CANDIDATES}",
+                [*short, *lang_values, *short]) if row[0] not in known]
         return rows
+
+
+def _pieces(asked: list[str]) -> list[str]:
+    """The words, with each Chinese run of more than two characters cut into its pairs of neighbours."""
+    pieces: list[str] = []
+    for word in asked:
+        long = len(word) > 2 and _IS_CJK.match(word)
+        pieces += [word[k : k + 2] for k in range(len(word) - 1)] if long else [word]
+    return list(dict.fromkeys(pieces))
 
 
 def _rank(asked: list[str], plain: str, found: list[tuple]) -> list[int]:
@@ -299,6 +310,7 @@ def _rank(asked: list[str], plain: str, found: list[tuple]) -> list[int]:
     A word counts fully in the title and 0.6 in the text, half of that where it is only part of a longer word. Each is
     weighted by its rarity among the candidates; a title that is the query, or holds it as it stands, comes first.
     """
+    asked = list(dict.fromkeys([*asked, *_pieces(asked)]))
     hits = []
     for row, score, title, text in found:
         hits.append((row, score, title, [max(holds(title, word), 0.6 * holds(text, word)) for word in asked]))
