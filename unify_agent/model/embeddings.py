@@ -54,7 +54,8 @@ class TimestepEmbedder(nn.Module):
 
 def rope_tables(ids: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Position ids [L] -> cosine and sine, float32 [L, dim], the half block repeated twice."""
-    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float32, device=ids.device) / dim)
+    # the reference's order of operations: at position 1,000 another rounding of a frequency is seen in the sine
+    frequency = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32, device=ids.device) / dim)
     angle = ids[:, None].float() * frequency
     angle = torch.cat([angle, angle], dim=-1)
     return angle.cos(), angle.sin()
