@@ -180,23 +180,17 @@ class Session:
         sample, where it must be a given one.
         """
         plan = _Plan(self, rows, parts)
-        if plan.length == 0:
-            return [Appended(ranges, torch.zeros(0, self.config.llm.hidden_size)) for ranges in plan.ranges]
-        hidden = plan.embed(vae_noise)
-        attention = Prefill(self.cache, plan.rows, plan.counts, torch.tensor(plan.limits))
-        und, gen = plan.experts()
-        hidden = self.model.language_model.model(
-            hidden, und, gen, torch.tensor(plan.rope_ids, device=self.device), attention
-        )
-        attention.commit()
+        hidden = torch.zeros(0, self.config.llm.hidden_size, device=self.device, dtype=self.dtype)
+        if plan.length:
+            attention = Prefill(self.cache, plan.rows, plan.counts, torch.tensor(plan.limits))
+            rope = torch.tensor(plan.rope_ids, device=self.device)
+            hidden = self.model.language_model.model(plan.embed(vae_noise), *plan.experts(), rope, attention)
+            attention.commit()
         for row, rope, entries in zip(rows, plan.rope, plan.entries, strict=True):
             self.rope[row] = rope
             self.history[row] += entries
-        pieces = iter(hidden.split(plan.counts))
-        return [
-            Appended(ranges, next(pieces) if n else hidden[:0])
-            for ranges, n in zip(plan.ranges, plan.sizes, strict=True)
-        ]
+        states = hidden.split(plan.sizes) if plan.sizes else ()
+        return [Appended(ranges, own) for ranges, own in zip(plan.ranges, states, strict=True)]
 
     # Producing
 
