@@ -25,7 +25,7 @@ def golden(name: str) -> dict[str, Tensor]:
 
 @cache
 def golden_meta(name: str) -> dict:
-    return json.loads((GOLDEN / "manifest.json").read_text())["files"][f"{name}.safetensors"]["meta"]
+    return json.loads((GOLDEN / f"{name}.json").read_text())
 
 
 @cache
@@ -56,7 +56,7 @@ def golden_spans() -> list[Span]:
     for number, sample in enumerate(meta["samples"]):
         lengths, modes = meta["split_lens"][number], meta["attn_modes"][number]
         context, own = [], []
-        for item, length, mode in zip(sample["plan"], lengths, modes, strict=True):
+        for item, length, mode in zip(sample, lengths, modes, strict=True):
             if item["final_context"]:
                 context.append((at, at + length))
             own.append((at, at + length, mode, item["final_gen"]))
