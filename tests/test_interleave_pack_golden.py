@@ -1,11 +1,12 @@
 """Packing against the reference's stored cases: slots, rope ids, losses, patch ids and masks.
 
-Of its 17 cases we reproduce 15 whole. `special_token_loss` trains the closing markers, which no recipe does: it
-is compared without them. `video_loss` noises several frames as one block, which we do not offer.
+Of its 17 cases 15 are reproduced whole. `special_token_loss` trains closing markers, which no recipe does, and
+is compared without them. `video_loss` noises several frames as one block, which is not offered.
 """
 
 import json
 import random
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -87,11 +88,11 @@ def test_patches_stand_where_they_are_stored(name: str) -> None:
     batch = pack(documents(CASES[name]), RULES)
     assert batch.vit_lengths == status["vit_token_seqlens"]
     assert batch.vit_at.tolist() == status["packed_vit_token_indexes"]
-    assert batch.vit_position_ids.tolist() == sum(status["packed_vit_position_ids"], [])
+    assert batch.vit_position_ids.tolist() == list(chain(*status["packed_vit_position_ids"]))
     assert [list(grid) for grid in batch.latent_grids] == status["vae_latent_shapes"]
     assert len(batch.vae_images) == status["n_vae_image_tensors"]
     assert batch.latent_at.tolist() == status["packed_vae_token_indexes"]
-    assert batch.latent_position_ids.tolist() == sum(status["packed_latent_position_ids"], [])
+    assert batch.latent_position_ids.tolist() == list(chain(*status["packed_latent_position_ids"]))
     assert batch.mse_at.tolist() == status["mse_loss_indexes"]
     assert (batch.timestep_logits == CLEAN).tolist() == [t == "-inf" for t in status["packed_timesteps"]]
 

@@ -1,5 +1,7 @@
 """Who sees whom: every fast statement of the rule equals the rule said token by token."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,9 +80,7 @@ def test_ranges_and_pairs_say_the_same_as_the_mask(parts: list[Document]) -> Non
     mask = dense_mask(batch.spans)
     assert visible_pairs(batch.spans) == mask.sum()
     for span, ranges in zip(batch.spans, visible_ranges(batch.spans), strict=True):
-        assert all(a < b for a, b in ranges) and all(
-            x[1] < y[0] for x, y in zip(ranges, ranges[1:], strict=False)
-        )
+        assert all(a < b for a, b in ranges) and all(x[1] < y[0] for x, y in pairwise(ranges))
         past = np.zeros(batch.length, dtype=bool)
         for start, stop in ranges:
             past[start:stop] = True
@@ -94,7 +94,7 @@ def test_spans_cover_the_pack_and_no_row_is_empty(parts: list[Document]) -> None
     batch = pack(parts, RULES, pad_to=8)
     edges = [(span.start, span.stop) for span in batch.spans]
     assert edges[0][0] == 0 and edges[-1][1] == batch.length
-    assert all(left[1] == right[0] for left, right in zip(edges, edges[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in pairwise(edges))
     assert dense_mask(batch.spans).any(1).all()
 
 
