@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from data.openmoji.words import caption
 from eval import charts
@@ -18,7 +18,8 @@ from eval.metrics import Figure, PictureScore
 from eval.openmoji.page import badge, data_uri, escape, figure, page, table, tag
 from eval.openmoji.store import Candidate, Item, Step
 from eval.openmoji.tasks import Task
-from unify_agent.search.base import on_white
+from unify_agent.interleave.segments import Unusable
+from unify_agent.interleave.transforms import open_picture
 
 REASONS = {
     "good": "good", "spare": "good, not needed", "blurred": "blurred", "tiny": "too small", "watermark": "watermark",
@@ -173,9 +174,8 @@ def _evidence(observation: str) -> str:
 @lru_cache(maxsize=512)
 def _candidate_uri(path: Path) -> str | None:
     try:
-        with Image.open(path) as opened:
-            return data_uri(on_white(opened), largest=168)
-    except (OSError, ValueError):
+        return data_uri(open_picture(path), largest=168)
+    except Unusable:
         return None
 
 
@@ -317,8 +317,9 @@ def _training(report: Report) -> str:
 def _run(report: Report) -> str:
     rows = [[escape(name), escape(value)] for name, value in report.facts.items()]
     facts = f'<div class="card">{table(["", ""], rows, 0)}</div>' if rows else ""
+    asked = next((each.task.request for each in report.shown if each.task.language == "en"), "")
     commands = (
-        "<pre><code>python infer.py --prompt \"Draw Rethuma on a blue background, large, on the left.\"\n"
+        f"<pre><code>python infer.py --prompt {escape(shlex.quote(asked))}\n"
         "python -m eval openmoji --model outputs/demo/model --world outputs/demo/world --out outputs/eval</code></pre>"
     )
     return (

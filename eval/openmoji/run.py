@@ -112,6 +112,11 @@ class Runner:
         self._policy_of = policy_of
         self._loaded: dict[Path, tuple[Policy, Prompts, str]] = {}
 
+    @property
+    def model_key(self) -> str:
+        """Identity of the fine-tuned model and of how it speaks and draws."""
+        return self._load(self.model)[2]
+
     def tasks(self, variant: Variant, seed: int) -> list[Task]:
         """What a chunk asks for; the full agent is asked about common things besides."""
         tasks = unseen_tasks(self.entities, seed)
@@ -120,7 +125,7 @@ class Runner:
     def chunk(self, variant: Variant, seed: int) -> store.Chunk:
         """A finished chunk from the disk, or a new one."""
         tasks = self.tasks(variant, seed)
-        policy, prompts, model_key = self._load(variant)
+        policy, prompts, model_key = self._load(self._folder(variant))
         key = digest(model_key, self.world.fingerprint, variant.name, str(seed), *(t.request for t in tasks))[:16]
         kept = store.load(self.out, variant.name, seed, key)
         if kept is not None:
@@ -165,12 +170,14 @@ class Runner:
         self.say(f"{variant.name}, seed {seed}: {len(episodes)} requests in {made.seconds:.0f} s{failed}")
         return made
 
-    def _load(self, variant: Variant) -> tuple[Policy, Prompts, str]:
-        folder = self.model
-        if variant.base:
-            if self.base is None:
-                raise UserError("variant base: the model does not say what it was fine-tuned from; give --base DIR")
-            folder = self.base
+    def _folder(self, variant: Variant) -> Path:
+        if not variant.base:
+            return self.model
+        if self.base is None or not self.base.is_dir():
+            raise UserError(f"variant base: no model before fine-tuning in {self.base}; give --base DIR")
+        return self.base
+
+    def _load(self, folder: Path) -> tuple[Policy, Prompts, str]:
         if folder not in self._loaded:
             self._loaded[folder] = self._policy_of(folder)
         return self._loaded[folder]
