@@ -56,9 +56,9 @@ def test_structure_tags_weigh_more_than_other_labels() -> None:
 
 
 def test_the_weights_of_a_text_add_up_to_the_root_of_its_length() -> None:
-    batch = pack([Document("x", (Text((5, 6, 7), loss=True, role="copy"),))], rules())
+    batch = pack([Document("x", (Text((5, 6, 7), loss=True, role="copying"),))], rules())
     assert float(batch.ce_weights.sum()) == pytest.approx(4**0.5)
-    assert {ROLES[role] for role in batch.ce_roles.tolist()} == {"copy"}
+    assert {ROLES[role] for role in batch.ce_roles.tolist()} == {"copying"}
 
 
 def test_padding_is_a_document_of_its_own_without_losses() -> None:

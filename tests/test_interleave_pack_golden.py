@@ -1,6 +1,6 @@
 """Packing against the reference's stored cases: slots, rope ids, losses, patch ids and masks.
 
-Of its 17 cases 15 are reproduced whole. `special_token_loss` trains closing markers, which no recipe does, and
+Of its 17 cases 15 are reproduced whole. `special_token_loss` trains closing markers, which no recipe does; it
 is compared without them. `video_loss` noises several frames as one block, which is not offered.
 """
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unify_agent.errors import UserError
 from unify_agent.interleave.packing import TOO_LONG, Limits, Plan, make_plan
 
 lengths = st.lists(st.integers(1, 130), max_size=120)
@@ -107,5 +108,5 @@ def test_nothing_to_pack_is_an_empty_plan() -> None:
 
 @pytest.mark.parametrize("wrong", [{"expected_tokens": 0}, {"max_tokens": 10}, {"packs_per_step": 0}])
 def test_impossible_limits_are_refused(wrong: dict) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError, match=r"=\d+: must be"):
         Limits(**wrong)

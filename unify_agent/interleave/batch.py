@@ -19,7 +19,7 @@ from unify_agent.interleave.randomness import generator
 from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Text, text_loss_weight
 from unify_agent.interleave.visibility import Span, document_spans
 
-ROLES = ("text", "call", "recaption", "caption", "copy")
+ROLES = ("text", "call", "recaption", "caption", "copying")
 """Roles under which text losses are logged."""
 
 CLEAN = -float("inf")

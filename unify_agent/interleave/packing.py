@@ -20,6 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
+from unify_agent.errors import UserError
 from unify_agent.files import digest
 
 TOO_LONG = "longer than max_tokens_per_sample"
@@ -45,11 +46,17 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not 0 < self.expected_tokens <= self.max_tokens:
-            raise ValueError("expected_tokens must lie between 1 and max_tokens")
+            raise UserError(f"data.expected_tokens={self.expected_tokens}: must be 1 to data.max_tokens")
         if not 0 < self.max_tokens_per_sample <= self.max_tokens:
-            raise ValueError("max_tokens_per_sample must lie between 1 and max_tokens")
-        if self.packs_per_step < 1 or self.window_steps < 1:
-            raise ValueError("packs_per_step and window_steps must be at least 1")
+            raise UserError(
+                f"data.max_tokens_per_sample={self.max_tokens_per_sample}: must be 1 to data.max_tokens"
+            )
+        for key, value in (
+            ("parallel.packs_per_step", self.packs_per_step),
+            ("data.window_steps", self.window_steps),
+        ):
+            if value < 1:
+                raise UserError(f"{key}={value}: must be at least 1")
 
 
 @dataclass(frozen=True)
