@@ -59,9 +59,7 @@ def bars(rows: Sequence[Bar], width: int = 760, label_width: int = 270, height: 
                 f'<path class="whisker" d="M{low:.1f} {middle:.1f}H{high:.1f}'
                 f'M{low:.1f} {middle - 4:.1f}v8M{high:.1f} {middle - 4:.1f}v8"/>'
             )
-        parts.append(
-            f'<text class="value" x="{text + 8:.1f}" y="{middle + 4.5:.1f}">{row.value:.2f}</text>'
-        )
+        parts.append(f'<text class="value" x="{text + 8:.1f}" y="{middle + 4.5:.1f}">{row.value:.2f}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -105,9 +103,7 @@ def lines(title: str, series: Mapping[str, Points], unit: str, width: int = 370,
     for tick in _ticks(0, x_high):
         x, _ = place(tick, 0).split(",")
         parts.append(f'<text class="tick" x="{x}" y="{height - bottom + 16}" text-anchor="middle">{tick:g}</text>')
-    parts.append(
-        f'<text class="tick" x="{width - right}" y="{height - 4}" text-anchor="end">{escape(unit)}</text>'
-    )
+    parts.append(f'<text class="tick" x="{width - right}" y="{height - 4}" text-anchor="end">{escape(unit)}</text>')
     for number, (name, points) in enumerate(kept.items(), 1):
         path = " ".join(place(x, y) for x, y in points)
         parts.append(f'<polyline class="line line-{number}" points="{path}"><title>{escape(name)}</title></polyline>')

@@ -41,9 +41,7 @@ class Figure:
     n: int
 
     def as_dict(self) -> dict[str, float | int | None]:
-        return {
-            key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()
-        }
+        return {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
     def __str__(self) -> str:
         if self.value is None:

@@ -40,15 +40,16 @@ def drawing(number: int) -> np.ndarray:
 def entities(unseen: int = 8) -> list[Entity]:
     """All common things (train), `unseen` test entities and two for validation."""
     things = [
-        Entity(code, {"en": en, "zh": zh}, {"en": f"Common{n}", "zh": f"常{zh}"}, "tool", f"c{n}", "train", True, ("red",))
+        Entity(
+            code, {"en": en, "zh": zh}, {"en": f"Common{n}", "zh": f"常{zh}"}, "tool", f"c{n}", "train", True, ("red",)
+        )
         for n, (code, (en, zh)) in enumerate(COMMON.items())
     ]
     for n in range(unseen + 2):
         word, split = WORDS[n], "test" if n < unseen else "val"
-        things.append(
-            Entity(f"F{n:03X}", {"en": f"{word} wheel", "zh": f"轮子{'甲乙丙丁戊己庚辛壬癸子丑'[n]}"},
-                   {"en": f"Vor{word}ax", "zh": f"沃{'东南西北金木水火土日月星'[n]}斯"}, "tool", f"t{n}", split, False, ("red",))
-        )  # fmt: skip
+        name = {"en": f"{word} wheel", "zh": f"轮子{'甲乙丙丁戊己庚辛壬癸子丑'[n]}"}
+        alias = {"en": f"Vor{word}ax", "zh": f"沃{'东南西北金木水火土日月星'[n]}斯"}
+        things.append(Entity(f"F{n:03X}", name, alias, "tool", f"t{n}", split, False, ("red",)))
     return sorted(things, key=lambda e: e.id)
 
 

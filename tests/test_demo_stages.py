@@ -116,7 +116,11 @@ def test_make_says_in_one_line_that_python_is_too_old(tmp_path):
     fake.write_text("#!/bin/sh\nexit 1\n")
     fake.chmod(0o755)
     done = subprocess.run(
-        ["make", f"PYTHON={fake}", f"VENV={tmp_path / 'venv'}", "demo"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["make", f"PYTHON={fake}", f"VENV={tmp_path / 'venv'}", "demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if not line.startswith("make")]
@@ -125,7 +129,9 @@ def test_make_says_in_one_line_that_python_is_too_old(tmp_path):
 
 def test_commands_say_what_is_wrong_in_one_line(tmp_path):
     def call(*arguments):
-        return subprocess.run([sys.executable, "-m", "eval", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, "-m", "eval", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        )
 
     empty = call("openmoji", "--model", str(tmp_path), "--world", str(tmp_path), "--out", str(tmp_path / "out"))
     assert empty.returncode == 2 and "no world here" in empty.stderr and len(empty.stderr.splitlines()) == 1

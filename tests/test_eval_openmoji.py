@@ -39,7 +39,9 @@ def make_runner(world, out, model="m", policy=None):
 
     speaker = policy(tasks) if policy else small.artist(world, tasks)
     said = []
-    runner = Known(world, out, world.folder, None, lambda folder: (speaker, load_prompts("compact"), model), 8, said.append)
+    runner = Known(
+        world, out, world.folder, None, lambda folder: (speaker, load_prompts("compact"), model), 8, said.append
+    )
     runner.said = said
     return runner
 
@@ -155,7 +157,9 @@ def test_seeds_ask_in_both_languages_and_never_about_a_training_entity(world):
     assert [t.language for t in first] == ["en", "zh"] * 4 and [t.language for t in second] == ["zh", "en"] * 4
     assert all(task.asked in task.request and task.name not in task.request for task in first + second)
     assert first == unseen_tasks(things, 0)
-    assert all(task.name in task.request and task.scene.companion != task.entity for task in common_tasks(world.entities, 0))
+    assert all(
+        task.name in task.request and task.scene.companion != task.entity for task in common_tasks(world.entities, 0)
+    )
     assert chosen(world.entities, 3) == chosen(world.entities, 8)[:3]
 
 
@@ -165,10 +169,11 @@ def test_a_world_with_too_few_entities_says_so(world):
 
 
 def steps(*calls, mended=()):
-    made = [
-        store.Step("in", "out", calls=({"name": name, "arguments": {"q": q}},) if name else (), mended=mended, error=None if name else "no call", observation="seen")
-        for name, q in calls
-    ]  # fmt: skip
+    made = []
+    for name, query in calls:
+        called = ({"name": name, "arguments": {"q": query}},) if name else ()
+        error = None if name else "no call"
+        made.append(store.Step("in", "out", calls=called, mended=mended, error=error, observation="seen"))
     return store.Item("unseen-F000-0", "grounded", "", steps=(*made, store.Step("in", "last")))
 
 
@@ -216,7 +221,17 @@ def test_an_unknown_variant_names_the_nearest_one():
 
 
 def test_every_row_of_the_papers_table_is_there():
-    assert sorted(v.paper for v in VARIANTS.values() if v.paper) == [50.9, 56.2, 61.4, 62.9, 65.4, 67.7, 68.2, 71.2, 73.2]
+    assert sorted(v.paper for v in VARIANTS.values() if v.paper) == [
+        50.9,
+        56.2,
+        61.4,
+        62.9,
+        65.4,
+        67.7,
+        68.2,
+        71.2,
+        73.2,
+    ]
 
 
 # ---------------------------------------------------------------- the page
@@ -242,7 +257,8 @@ def page(world, measured, shown, **more):
     from eval.metrics import Figure
 
     full, closed = (
-        {key: Figure(**value) for key, value in measured[2]["variants"][name].items()} for name in ("full", "closed_book")
+        {key: Figure(**value) for key, value in measured[2]["variants"][name].items()}
+        for name in ("full", "closed_book")
     )
     return render(Report(shown, full, closed, world.folder, candidates=8, **more))
 
@@ -266,12 +282,13 @@ def test_the_page_is_one_file_without_scripts_or_outside_pictures(world, measure
 def test_text_from_records_cannot_become_markup(world, measured, shown):
     evil = '<img src=x onerror=alert(1)><script>alert("&")</script>'
     first = shown[0]
-    turns = tuple(
-        replace(step, reply=f"<think>{evil}</think>", observation=evil, calls=({"name": evil, "arguments": {"q": evil}},),
-                candidates=tuple(replace(c, title=evil, reason=evil) for c in step.candidates))
-        for step in first.full.item.steps
-    )  # fmt: skip
-    item = replace(first.full.item, recaption=evil, steps=turns)
+    calls = ({"name": evil, "arguments": {"q": evil}},)
+    turns = []
+    for step in first.full.item.steps:
+        candidates = tuple(replace(each, title=evil, reason=evil) for each in step.candidates)
+        thought = f"<think>{evil}</think>"
+        turns.append(replace(step, reply=thought, observation=evil, calls=calls, candidates=candidates))
+    item = replace(first.full.item, recaption=evil, steps=tuple(turns))
     task = replace(first.task, request=evil, asked=evil)
     changed = replace(first, task=task, meaning=evil, full=replace(first.full, item=item))
     html = page(world, measured, [changed, *shown[1:]], facts={evil: evil})

@@ -1,10 +1,10 @@
 """`python -m eval demo`: world, trajectories, fine-tuning, agent, measures and the report, one after the other.
 
-    OUT/world/        the embedded world with the teacher's trajectories
-    OUT/training/     the run of `train.py +recipe=openmoji_cpu`, from the committed base
-    OUT/model/        what it exported
-    OUT/runs/         what the agent said and drew, with search and without
-    OUT/report.html, OUT/summary.json
+OUT/world/        the embedded world with the teacher's trajectories
+OUT/training/     the run of `train.py +recipe=openmoji_cpu`, from the committed base
+OUT/model/        what it exported
+OUT/runs/         what the agent said and drew, with search and without
+OUT/report.html, OUT/summary.json
 """
 
 from __future__ import annotations
@@ -37,13 +37,17 @@ LIBRARY = ("unify_agent/**/*.py", "unify_agent/**/*.yaml")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m eval demo`."""
-    parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="folder of the demo (default outputs/demo)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/demo"), help="folder of the demo (default outputs/demo)"
+    )
 
 
 def main(args: argparse.Namespace) -> None:
     """`python -m eval demo`."""
     if not (BASE / "unify_agent.json").is_file():
-        raise UserError(f"{BASE}: the base model is not there; it belongs to the checkout (git status tells what is missing)")
+        raise UserError(
+            f"{BASE}: the base model is not there; it belongs to the checkout (git status tells what is missing)"
+        )
     run(args.out.resolve())
 
 
@@ -54,22 +58,28 @@ def run(out: Path) -> None:
     world, training, model, runs = (out / name for name in ("world", "training", "model", "runs"))
 
     stages.run(
-        "world", "build the embedded world and let the teacher work in it", [*sources(ROOT, "data/**/*.py", *LIBRARY), str(TRAJECTORIES)], world,
-        lambda: command(["-m", "data", "world", "openmoji", "--out", world, "--trajectories", str(TRAJECTORIES)], ROOT), keep=True,
-    )  # fmt: skip
+        "world",
+        "build the embedded world and let the teacher work in it",
+        [*sources(ROOT, "data/**/*.py", *LIBRARY), str(TRAJECTORIES)],
+        world,
+        lambda: command(world_command(world), ROOT),
+        keep=True,
+    )
     stages.run(
-        "training", "fine-tune the base model on the teacher's trajectories",
-        [*sources(ROOT, "train.py", "configs/**/*.yaml", "recipes/**/*.yaml"), *sorted(BASE.glob("*.*"))], training,
+        "training",
+        "fine-tune the base model on the teacher's trajectories",
+        [*sources(ROOT, "train.py", "configs/**/*.yaml", "recipes/**/*.yaml"), *sorted(BASE.glob("*.*"))],
+        training,
         lambda: command(train_command(training, world), ROOT),
-    )  # fmt: skip
+    )
     stages.run("model", "export the model", [], model, lambda: _copy(training / "final", model))
     stages.run(
-        "runs", f"ask about {ENTITIES} things that it has never seen, with and without search", sources(ROOT, "eval/**/*.py"), runs,
-        lambda: command([
-            "-m", "eval", "openmoji", "--model", model, "--world", world, "--out", runs,
-            "--entities", str(ENTITIES), "--seeds", "1", "--variants", *VARIANTS,
-        ], ROOT),
-    )  # fmt: skip
+        "runs",
+        f"ask about {ENTITIES} things that it has never seen, with and without search",
+        sources(ROOT, "eval/**/*.py"),
+        runs,
+        lambda: command(eval_command(model, world, runs), ROOT),
+    )
     seconds = sum(record.seconds for record in stages.records.values())
     peak = max(record.peak_gib for record in stages.records.values())
     print("[5/5] write the report")
@@ -79,6 +89,17 @@ def run(out: Path) -> None:
     write_json(out / "summary.json", summary(results, seconds, peak))
     print(f"report: {out / 'report.html'}")
     print(f"summary: {out / 'summary.json'}")
+
+
+def world_command(world: Path) -> list[str | Path]:
+    """The world and the teacher's trajectories, as a user would make them."""
+    return ["-m", "data", "world", "openmoji", "--out", world, "--trajectories", str(TRAJECTORIES)]
+
+
+def eval_command(model: Path, world: Path, runs: Path) -> list[str | Path]:
+    """The evaluation as a user would call it."""
+    places = ["--model", model, "--world", world, "--out", runs]
+    return ["-m", "eval", "openmoji", *places, "--entities", str(ENTITIES), "--seeds", "1", "--variants", *VARIANTS]
 
 
 def train_command(training: Path, world: Path) -> list[str | Path]:
@@ -137,7 +158,8 @@ def write_report(out: Path, world: World, results: Mapping[str, Any], facts: Map
         for task, full, closed in zip(tasks, sides["full"], sides["closed_book"], strict=True)
     ]
     figures = {
-        variant: {key: Figure(**value) for key, value in values.items()} for variant, values in results["variants"].items()
+        variant: {key: Figure(**value) for key, value in values.items()}
+        for variant, values in results["variants"].items()
     }
     controls = {
         "with references of another thing": figures["shuffled"]["identity_top1"],

@@ -15,7 +15,7 @@ import numpy as np
 from data.openmoji.words import caption
 from eval import charts
 from eval.metrics import Figure, PictureScore
-from eval.openmoji.page import badge, data_uri, escape, figure, page, table, tag
+from eval.openmoji.page import badge, data_uri, escape, figure, page, table
 from eval.openmoji.store import Candidate, Item, Step
 from eval.openmoji.tasks import Task
 from unify_agent.interleave.segments import Unusable
@@ -96,7 +96,15 @@ def render(report: Report) -> str:
         "It finds out what a name means, looks for pictures, judges them, writes down what the picture has to show, "
         "and draws. Everything on this page happened on this computer: the training, the searches, the pictures.</p>"
     )
-    sections = [_tiles(report), _how(), _examples(report), _results(report), _gallery(report), _training(report), _run(report)]
+    sections = [
+        _tiles(report),
+        _how(),
+        _examples(report),
+        _results(report),
+        _gallery(report),
+        _training(report),
+        _run(report),
+    ]
     return page("Drawing the unknown: search first, then draw", introduction, "".join(sections))
 
 
@@ -106,29 +114,45 @@ def _share(value: Figure | None) -> str:
 
 def _tiles(report: Report) -> str:
     n = report.full["identity_top1"].n
+    guess = f"recognised among {report.candidates} things; a guess gives {100 / report.candidates:.0f} %"
     tiles = [
-        ("main", report.full["identity_top1"], "the right thing, with search", f"recognised among {report.candidates} things; a guess gives {100 / report.candidates:.0f} %"),
-        ("", report.closed["identity_top1"], "the right thing, without search", "the same model, from its memory alone"),
+        ("main", report.full["identity_top1"], "the right thing, with search", guess),
+        (
+            "",
+            report.closed["identity_top1"],
+            "the right thing, without search",
+            "the same model, from its memory alone",
+        ),
         ("", report.full["scene_correct"], "the right scene", "background and place as asked for"),
         ("", report.full["query_exact"], "exact search words", "names copied letter by letter"),
-    ]  # fmt: skip
+    ]
     cells = [
         f'<div class="card tile {kind}"><b>{_share(value)}</b><span class="name">{escape(name)}</span>'
         f"<span>{escape(note)}</span></div>"
         for kind, value, name, note in tiles
     ]
-    return f'<div class="tiles">{"".join(cells)}</div><p class="lead" style="margin-top:14px">Measured on {n} requests about things held out from everything the model was trained on.</p>'
+    return (
+        f'<div class="tiles">{"".join(cells)}</div><p class="lead under">Measured on {n} requests about things that '
+        "were kept out of everything the model was trained on.</p>"
+    )
 
 
 def _how() -> str:
     steps = [
         ("Think", "The model reads the request and notices a name that it does not know."),
-        ("Research", "It searches texts to learn what the name means, then pictures of that thing. A judge that sees only pixels and titles sorts out the bad ones."),
+        (
+            "Research",
+            "It searches texts to learn what the name means, then pictures of that thing. A judge that sees only "
+            "pixels and titles sorts out the bad ones.",
+        ),
         ("Recaption", "It rewrites the request: what to keep of the reference pictures, and how the scene must look."),
         ("Generate", "From the references and the recaption, and nothing else, it draws a new picture."),
-    ]  # fmt: skip
+    ]
     items = "".join(f'<li class="card"><h3>{escape(name)}</h3><p>{escape(text)}</p></li>' for name, text in steps)
-    return f'<h2>What happens</h2><p class="lead">One model does all four steps in one go; its own words decide what is searched.</p><ol class="steps">{items}</ol>'
+    return (
+        '<h2>What happens</h2><p class="lead">One model does all four steps in one go; its own words decide what is '
+        f'searched.</p><ol class="steps">{items}</ol>'
+    )
 
 
 # ---------------------------------------------------------------- examples
@@ -189,7 +213,13 @@ def _candidate(each: Candidate, world: Path) -> str:
 
 def _turn(step: Step, world: Path) -> str:
     searches = {call["name"] for call in step.calls}
-    title = "Search for pictures" if "search_image" in searches else "Search in texts" if searches else "Rewrite the request"
+    title = (
+        "Search for pictures"
+        if "search_image" in searches
+        else "Search in texts"
+        if searches
+        else "Rewrite the request"
+    )
     parts = [f"<h4>{title}</h4>"]
     thought = thought_of(step.reply)
     if thought:
@@ -212,8 +242,10 @@ def _example(shown: Shown, world: Path) -> str:
     if item.recaption and turns:
         text = f'<p class="recaption">{escape(item.recaption)}</p>'
         turns[-1] = turns[-1].removesuffix("</div>") + text + "</div>"
-    verdict = badge(shown.full.score.identity, "the right thing", "not recognised") + " " + badge(
-        shown.full.score.scene, "right scene", "wrong scene"
+    verdict = (
+        badge(shown.full.score.identity, "the right thing", "not recognised")
+        + " "
+        + badge(shown.full.score.scene, "right scene", "wrong scene")
     )
     references = [each for step in item.steps for each in step.candidates if each.chosen]
     pictures = [_candidate_uri(world / each.file) for each in references[:2]]
@@ -236,7 +268,8 @@ def _example(shown: Shown, world: Path) -> str:
         '<article class="card example"><div class="ask">'
         f"<q>{escape(task.request)}</q>"
         f'<span class="who">“{escape(task.asked)}” means: <b>{escape(shown.meaning)}</b>{escape(gloss)}</span></div>'
-        f'<div class="body"><div class="talk">{"".join(turns)}</div><div class="outcome">{outcome}</div></div></article>'
+        f'<div class="body"><div class="talk">{"".join(turns)}</div>'
+        f'<div class="outcome">{outcome}</div></div></article>'
     )
 
 
@@ -280,7 +313,11 @@ def _gallery(report: Report) -> str:
     for each in report.shown:
         trio = "".join(
             figure(picture, title)
-            for picture, title in ((each.truth, "truth"), (each.full.picture, "search"), (each.closed.picture, "memory"))
+            for picture, title in (
+                (each.truth, "truth"),
+                (each.full.picture, "search"),
+                (each.closed.picture, "memory"),
+            )
         )
         mark = badge(each.full.score.identity, "✓", "✗")
         cards.append(f'<div class="card"><p>{mark} {escape(each.meaning)}</p><div class="trio">{trio}</div></div>')
@@ -301,16 +338,17 @@ def _training(report: Report) -> str:
         return [(row["step"], row[key]) for row in rows if key in row]
 
     roles = sorted({key for row in rows for key in row if key.startswith("ce_role/")})
+    writing = {"all": points("ce_mean")} | {key.partition("/")[2]: points(key) for key in roles}
     pictures = [
-        charts.lines("Writing: surprise per word piece", {"all": points("ce_mean")} | {key.partition("/")[2]: points(key) for key in roles}, "training step"),
+        charts.lines("Writing: surprise per word piece", writing, "training step"),
         charts.lines("Drawing: error of the velocity", {"": points("mse")}, "training step"),
-    ]  # fmt: skip
+    ]
     cards = "".join(f'<div class="card">{picture}</div>' for picture in pictures if picture)
     return (
         "<h2>How it learned</h2>"
         '<p class="lead">Both losses of the fine-tuning, lower is better: how surprised the model is by the next '
         "piece of the teacher’s words (in nats), and how far the direction in which it moves noise towards a picture "
-        f"is off (mean squared error).</p><div class=\"charts\">{cards}</div>"
+        f'is off (mean squared error).</p><div class="charts">{cards}</div>'
     )
 
 
@@ -325,7 +363,7 @@ def _run(report: Report) -> str:
     return (
         f"<h2>This run</h2>{facts}<h2>What next</h2>"
         f'<p class="lead">Ask it yourself, or measure it with more things, seeds and ablations:</p>{commands}'
-        "<footer>Drawings: <a href=\"https://openmoji.org\">OpenMoji</a>, the open-source emoji and icon project, "
+        '<footer>Drawings: <a href="https://openmoji.org">OpenMoji</a>, the open-source emoji and icon project, '
         "CC BY-SA 4.0; changed by rendering, scaling, turning and placing them, and by the model. "
         "Pictures of this page may be shared under the same licence.</footer>"
     )

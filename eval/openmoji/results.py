@@ -44,7 +44,9 @@ def mean_pictures(scenes: Sequence[Scene], world: World) -> list[np.ndarray]:
 Encode = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
-def pixel_controls(tasks: Sequence[Task], world: World, entities: Sequence[str], round_trip: Encode | None) -> dict[str, Figure]:
+def pixel_controls(
+    tasks: Sequence[Task], world: World, entities: Sequence[str], round_trip: Encode | None
+) -> dict[str, Figure]:
     """Figures that need no agent: the identity-blind average, and the true picture through the model's VAE."""
     place = {entity: index for index, entity in enumerate(entities)}
     blind: dict[str, list[float]] = {}
@@ -68,7 +70,9 @@ def pixel_controls(tasks: Sequence[Task], world: World, entities: Sequence[str],
     return result
 
 
-def summarise(scored: Mapping[str, Sequence[Scored]], controls: Mapping[str, Figure], made: Mapping[str, Any]) -> dict[str, Any]:
+def summarise(
+    scored: Mapping[str, Sequence[Scored]], controls: Mapping[str, Figure], made: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everything that was measured, as plain JSON."""
     variants: dict[str, Any] = {}
     for name, items in scored.items():
@@ -131,8 +135,8 @@ def to_markdown(results: Mapping[str, Any]) -> str:
     lines += [
         f"{made['entities']} unseen test entities, seeds {', '.join(map(str, made['seeds']))} "
         f"({made['entities'] * len(made['seeds'])} requests, half in English, half in Chinese), "
-        f"{made['seconds']:.0f} s of computing. In brackets 95 % intervals (bootstrap over entities). Identity: which of "
-        f"the {made['entities']} exact pictures of the same scene is nearest by RGB error at 64x64; chance "
+        f"{made['seconds']:.0f} s of computing. In brackets 95 % intervals (bootstrap over entities). Identity: which "
+        f"of the {made['entities']} exact pictures of the same scene is nearest by RGB error at 64x64; chance "
         f"{1 / made['entities']:.2f}.",
         "",
     ]
@@ -142,13 +146,20 @@ def to_markdown(results: Mapping[str, Any]) -> str:
         for key, title in WORDS.items():
             other = text(closed.get(key)) if key.startswith(("identity_top1", "background", "place", "scene")) else ""
             lines.append(f"| {title} | {text(variants['full'][key])} | {other} | {variants['full'][key]['n']} |")
-        lines.append(f"| decision to search or to draw directly | {text(results['decision_right'])} | | {results['decision_right']['n']} |")
-        lines.append(f"| of these, common things drawn directly | {text(results['common_direct'])} | | {results['common_direct']['n']} |")
-        for language, name in (("en", "English"), ("zh", "Chinese")):
-            value = results["languages"][language]
-            lines.append(f"| identity, requests in {name} | {text(value)} | | {value['n']} |")
+        more = {
+            "decision to search or to draw directly": results["decision_right"],
+            "of these, common things drawn directly": results["common_direct"],
+            "identity, requests in English": results["languages"]["en"],
+            "identity, requests in Chinese": results["languages"]["zh"],
+        }
+        lines += [f"| {title} | {text(value)} | | {value['n']} |" for title, value in more.items()]
         lines.append("")
-    lines += ["## Controls and stages on their own", "", "| what | identity, top-1 | background and place |", "|---|---|---|"]
+    lines += [
+        "## Controls and stages on their own",
+        "",
+        "| what | identity, top-1 | background and place |",
+        "|---|---|---|",
+    ]
     for each in rows(results, ("control", "stage")):
         values = variants[each.name]
         lines.append(f"| {each.title} | {text(values['identity_top1'])} | {text(values['scene_correct'])} |")
@@ -166,7 +177,9 @@ def to_markdown(results: Mapping[str, Any]) -> str:
         for each in ablations:
             values = variants[each.name]
             paper = "" if each.paper is None else f"{each.paper:.1f}"
-            cells = (text(values[key]) for key in ("identity_top1", "scene_correct", "recaption_complete"))
+            cells = [text(values[key]) for key in ("identity_top1", "scene_correct", "recaption_complete")]
+            if each.speaker == "nobody":
+                cells[-1] = "none is written"
             lines.append(f"| {each.title} | {' | '.join(cells)} | {paper} |")
     return "\n".join(lines) + "\n"
 
@@ -183,7 +196,10 @@ def plot(results: Mapping[str, Any]) -> bytes:
     canvas = Canvas(figsize=(9, 0.52 * len(drawn) + 1.6), layout="constrained")
     FigureCanvasAgg(canvas)
     axis = canvas.subplots()
-    for values, shift, colour, label in ((identity, 0.18, "#2f6fdb", "identity, top-1"), (scene, -0.18, "#f2a33a", "background and place")):
+    for values, shift, colour, label in (
+        (identity, 0.18, "#2f6fdb", "identity, top-1"),
+        (scene, -0.18, "#f2a33a", "background and place"),
+    ):
         middle = np.array([each["value"] or 0.0 for each in values])
         reach = np.array([[m - (v["low"] or 0), (v["high"] or 0) - m] for m, v in zip(middle, values, strict=True)]).T
         at = np.arange(len(drawn)) + shift

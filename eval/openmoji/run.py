@@ -17,7 +17,7 @@ from data.openmoji.teacher import Teacher
 from eval.openmoji import store
 from eval.openmoji.tasks import Task, chosen, common_tasks, unseen_tasks
 from eval.openmoji.variants import Shuffle, Variant
-from unify_agent.agent.episode import Episode
+from unify_agent.agent.episode import Episode, Exchange
 from unify_agent.agent.judge import Judge, LabelJudge
 from unify_agent.agent.loop import Loop, Policy, Reply
 from unify_agent.agent.pixeljudge import PixelJudge
@@ -72,9 +72,7 @@ class TeacherVoice:
     name = "teacher"
 
     def __init__(self, tasks: Sequence[Task], entities: dict[str, Entity]) -> None:
-        self._teacher = Teacher(
-            {t.id: TeacherTask(entities[t.entity], t.scene, t.language, "search") for t in tasks}
-        )
+        self._teacher = Teacher({t.id: TeacherTask(entities[t.entity], t.scene, t.language, "search") for t in tasks})
 
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
         replies: list[Reply | Exception] = []
@@ -87,6 +85,13 @@ class TeacherVoice:
 
     def draw(self, episodes: Sequence[Episode]) -> Sequence[np.ndarray | Exception]:
         raise TypeError("the teacher does not draw")
+
+
+def _ask_plainly(episode: Episode) -> None:
+    """Puts the request where a caption stands: how a model without the agent draws from a prompt."""
+    reply = f"<recaption>\n{episode.request}\n</recaption>"
+    episode.turns.append(Exchange(episode.request, reply))
+    episode.recaption, episode.stop = episode.request, "direct"
 
 
 class Runner:
@@ -149,7 +154,7 @@ class Runner:
             begun = time.monotonic()
             if variant.speaker == "nobody":
                 for episode in part:
-                    episode.stop = "direct"
+                    _ask_plainly(episode)
             else:
                 loop.think(part)
             thought = time.monotonic()

@@ -19,7 +19,6 @@ from eval.metrics import Box, Figure, PictureScore, clustered, proportion, score
 from eval.openmoji.store import Item
 from eval.openmoji.tasks import Task
 
-
 PICTURE_FIGURES = {
     "identity": "identity_top1", "background": "background_right", "place": "place_right", "scene": "scene_correct",
 }  # fmt: skip

@@ -1,12 +1,11 @@
 """Runs on disk: a chunk is one variant with one seed, whole or not there, and known by what it was made from.
 
-    DIR/chunks/VARIANT/seed_K/   chunk.json (key, seconds, items), pictures.npz (uint8 [n, 64, 64, 3], drawn [n])
+DIR/chunks/VARIANT/seed_K/   chunk.json (key, seconds, items), pictures.npz (uint8 [n, 64, 64, 3], drawn [n])
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,5 +138,3 @@ def load(run: Path, variant: str, seed: int, key: str | None = None) -> Chunk | 
 def variants(run: Path) -> list[str]:
     """Names of the variants that have a chunk."""
     return sorted(path.name for path in (run / "chunks").glob("*") if any(path.glob("seed_*")))
-
-

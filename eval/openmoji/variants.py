@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from data.openmoji.entities import Entity
@@ -57,14 +57,12 @@ class Variant:
     paper: float | None = None
 
 
-_FULL = AgentOptions()
 VARIANTS: dict[str, Variant] = {
     each.name: each
     for each in (
         Variant("full", "full agent", "agent", paper=73.2),
         Variant("closed_book", "closed book: nothing to search with", "agent", AgentOptions(tools=False)),
-        Variant("base", "base model without fine-tuning", "ablation", replace(_FULL, recaption=False),
-                speaker="nobody", base=True, paper=50.9),
+        Variant("base", "base model without fine-tuning", "ablation", speaker="nobody", base=True, paper=50.9),
         Variant("no_text_search", "without text search", "ablation", AgentOptions(text_search=False), paper=65.4),
         Variant("no_image_search", "without image search", "ablation", AgentOptions(image_search=False), paper=56.2),
         Variant("no_recaption", "without recaption", "ablation", AgentOptions(recaption=False), paper=62.9),
