@@ -8,6 +8,7 @@ anew for every sample, so there is nothing to memorise.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -70,8 +71,18 @@ class Names:
                 name = (entity.name if rng.random() < 0.5 else entity.alias)[language]
             else:
                 name = invent(language, rng)
-            if name.lower() not in self._never and not any(len(n) > 2 and n in name.lower() for n in self._never):
+            if not self.holds_held_out(name):
                 return name
+
+    def holds_held_out(self, name: str) -> bool:
+        """Whether a held-out name is part of `name`, by the rule of `entities.contains_name`."""
+        parts = list(name) if "\u4e00" <= name[0] <= "\u9fff" else re.findall(r"[a-z']+|[^a-z']", name.lower())
+        for start in range(len(parts)):
+            for stop in range(start + 1, len(parts) + 1):
+                part = "".join(parts[start:stop])
+                if part in self._never or part.removesuffix("s") in self._never:
+                    return True
+        return False
 
     def page(self, language: str, rng: np.random.Generator) -> tuple[str, str, str, str]:
         """A page about something invented: (alias, name, title, text)."""
@@ -128,20 +139,15 @@ def rewritten(names: Names, language: str, rng: np.random.Generator) -> tuple[st
     return request(scene, name, language, rng), recaption(scene, name, 0, language)
 
 
-TASKS: tuple[tuple[float, Callable[[Names, str, np.random.Generator], tuple[str, str]]], ...] = (
-    (0.35, from_request), (0.4, from_pages), (0.1, repeated), (0.15, rewritten),
-)  # fmt: skip
+TASKS: dict[str, Callable[[Names, str, np.random.Generator], tuple[str, str]]] = {
+    "request": from_request, "pages": from_pages, "repeat": repeated, "rewrite": rewritten,
+}  # fmt: skip
+SHARES = {"request": 0.35, "pages": 0.4, "repeat": 0.1, "rewrite": 0.15}
 
 
-def sample(names: Names, rng: np.random.Generator) -> tuple[str, str]:
-    """One (text given, text to write) in either language."""
-    language = "en" if rng.random() < 0.5 else "zh"
-    draw, total = rng.random(), 0.0
-    for share, task in TASKS:
-        total += share
-        if draw < total:
-            break
-    return task(names, language, rng)
+def sample(task: str, names: Names, rng: np.random.Generator) -> tuple[str, str]:
+    """One (text given, text to write) of a task, in either language."""
+    return TASKS[task](names, "en" if rng.random() < 0.5 else "zh", rng)
 
 
 def copying_text(language: str) -> str:

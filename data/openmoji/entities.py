@@ -148,9 +148,17 @@ def _real_alias(item: _Named, taken: set[str]) -> str | None:
         words = alias.lower().split()
         usable = re.fullmatch(r"[a-z]{3,}( [a-z]{3,}){0,2}", alias.lower())
         related = any(w[:4] in o or o[:4] in w for w in words for o in own)
-        if usable and not related and alias.lower() not in taken and not re.search(r"[0-9]", alias):
+        fresh = not {form for w in (*words, alias.lower()) for form in (w, w + "s", w.removesuffix("s"))} & taken
+        if usable and not related and fresh:
             return alias.lower()
     return None
+
+
+def _clashes(coined: str, taken: set[str], language: str) -> bool:
+    """Whether a name is taken; in Chinese, where words are not set apart, also when one holds another."""
+    if language == "en":
+        return bool({coined, coined + "s", coined.removesuffix("s")} & taken)
+    return any(coined in other or (len(other) > 1 and other in coined) for other in taken)
 
 
 def _aliases(items: Sequence[_Named]) -> dict[str, dict[str, str]]:
@@ -161,9 +169,9 @@ def _aliases(items: Sequence[_Named]) -> dict[str, dict[str, str]]:
         chosen = {"en": _real_alias(item, taken) or "", "zh": ""}
         for language, coin in (("en", coin_english), ("zh", coin_chinese)):
             rng = keyed_random("alias", item.code, language)
-            while not chosen[language] or (chosen[language].lower() in taken):
+            while not chosen[language] or _clashes(chosen[language].lower(), taken, language):
                 chosen[language] = coin(rng)
-            taken.add(chosen[language].lower())
+            taken |= {chosen[language].lower(), *chosen[language].lower().split()}
         result[item.code] = chosen
     return result
 
@@ -275,11 +283,21 @@ def make_entities(drawings: Drawings, limit: int | None = None, forced_train: It
     return result if limit is None else _subset(result, limit)
 
 
+def common_text(language: str) -> str:
+    """Every word of our own sentences: requests, pages, recaptions, thoughts, copying tasks, prompts."""
+    from data.openmoji.copying import copying_text
+    from data.openmoji.teacher import thought_text
+    from data.openmoji.words import fixed_text
+    from unify_agent.agent.wording import load_prompts
+
+    phrases = load_prompts("compact").phrases(language).model_dump()
+    said = [*phrases.pop("verdicts").values(), *phrases.values()]
+    return "\n".join((fixed_text(language), thought_text(language), copying_text(language), *said))
+
+
 def _in_templates(items: Sequence[_Named]) -> list[str]:
     """Entities whose name is a word of our own sentences: everybody has read those."""
-    from data.openmoji.words import fixed_text
-
-    texts = {language: fixed_text(language) for language in LANGUAGES}
+    texts = {language: common_text(language) for language in LANGUAGES}
     return [
         item.code
         for item in items

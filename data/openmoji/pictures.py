@@ -106,7 +106,7 @@ def render_all(folder: Path | str, hexcodes: Iterable[str]) -> Drawings:
             return kept
     pixels = np.stack([render(code) for code in wanted])
     buffer = io.BytesIO()
-    np.savez(buffer, hexcodes=np.array(wanted), pixels=pixels)
+    np.savez_compressed(buffer, hexcodes=np.array(wanted), pixels=pixels)
     write_bytes(path, buffer.getvalue())
     return Drawings(wanted, pixels)
 

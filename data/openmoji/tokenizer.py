@@ -69,7 +69,7 @@ def sentences() -> list[str]:
     rng, result = keyed_random("tokenizer"), []
     for language in LANGUAGES:
         name = _NAME[language]
-        for _ in range(1500):
+        for _ in range(500):
             scene = Scene.sample(rng, companion=0.5)
             result.append(words.request(scene, name, language, rng))
             result.append(words.recaption(scene, name, int(rng.integers(3)), language))
