@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from unify_agent import files
@@ -21,6 +20,7 @@ from unify_agent.interleave.transforms import Transform
 from unify_agent.model.bagel import Bagel, initialise
 from unify_agent.model.config import PRESETS, BagelConfig, vae_from_json
 from unify_agent.model.vae import FluxVae, encode_batch, load_vae
+from unify_agent.model.weights import ModelFolder, load_model
 from unify_agent.training import plugins
 from unify_agent.training.config import Config, SourceConfig, TransformConfig
 from unify_agent.training.parallel import World
@@ -82,17 +82,14 @@ def assemble(config: Config, world: World) -> Assembly:
 
 
 def _pretrained(config: Config) -> tuple[Bagel, FluxVae, Grammar, Path, str]:
-    from unify_agent.model.weights import ModelFolder, load_model
-
     if config.model.path is None:
         raise UserError(
             "model.path is not set: name a BAGEL-layout folder to fine-tune; model.init=random trains from scratch"
         )
     folder = ModelFolder(config.model.path)
-    model = load_model(folder.path, torch.float32, "cpu")
+    model = load_model(folder)
     model.config = replace(model.config, timestep_shift=config.loss.timestep_shift)
-    vae = load_vae(folder.path / "ae.safetensors", model.config.vae)
-    return model, vae, folder.grammar(), folder.path, str(config.model.path)
+    return model, folder.vae(), folder.grammar(), folder.path, str(config.model.path)
 
 
 def _random(config: Config) -> tuple[Bagel, FluxVae, Grammar, Path, str]:

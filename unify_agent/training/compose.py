@@ -152,7 +152,8 @@ def check(config: schema.Config) -> None:
     one_of("layout", schema.LAYOUTS)
     one_of("model.init", schema.INITS)
     one_of("optim.schedule", schema.SCHEDULES)
-    one_of("ema.export", schema.WEIGHTS)
+    one_of("export.weights", schema.WEIGHTS)
+    one_of("export.dtype", schema.DTYPES)
     one_of("parallel.dtype", schema.DTYPES)
     for key in ("steps", "parallel.packs_per_step", "checkpoint.every", "checkpoint.keep_last", "logging.every",
                 "data.window_steps", "data.noise_copies", "data.expected_tokens", "vae.batch_size"):

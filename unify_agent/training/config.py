@@ -112,8 +112,18 @@ class EmaConfig:
     decay: float = 0.9999
     warmup: bool = False
     """Decay min(decay, (1 + n) / (10 + n)) at update n, for runs much shorter than 1 / (1 - decay) steps."""
-    export: str = "ema"
-    """Weights that the exported folder, and so inference, takes: `ema` or `raw`."""
+
+
+@dataclass
+class ExportConfig:
+    """The model folder RUN/final that inference takes."""
+
+    weights: str = "ema"
+    """`ema` or `raw`."""
+    dtype: str = "fp32"
+    """Of ema.safetensors: `fp32` or `bf16`."""
+    prompts: str = "full"
+    """Name of the agent's prompts that the model was trained with."""
 
 
 @dataclass
@@ -184,6 +194,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)

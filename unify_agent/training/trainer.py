@@ -148,7 +148,9 @@ class Trainer:
     def _opening(self) -> str:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         state = f"continuing after step {self.done}" if self.done else f"starting from {self.parts.origin}"
-        mesh = "one process" if self.world.mesh is None else f"{self.world.size} ranks, mesh {self.world.mesh}"
+        mesh = "one process"
+        if self.world.mesh is not None:
+            mesh = "{} replicas x {} shards".format(*self.world.mesh.shape)
         return f"{self.folder}: {trained / 1e6:.2f} M trained parameters, {mesh}, {state}; {self.parts.data_line}"
 
     def _guard(self, row: dict[str, float]) -> None:
@@ -166,7 +168,7 @@ class Trainer:
         if self.world.main:
             plots.losses(metrics.read(self.folder / "metrics.jsonl"), self.folder / "losses.png")
         final = export_run(self)
-        console.say(f"done: {self.done} steps; {self.config.ema.export} weights in {final}")
+        console.say(f"done: {self.done} steps; {self.config.export.weights} weights in {final}")
         return 0
 
 

@@ -1,0 +1,68 @@
+"""One process, two replicas and two shards do the same training; any number of ranks continues a run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training_ranks import compose, uneven
+from tests.training_toy import write_start
+from unify_agent.training.metrics import read
+from unify_agent.training.trainer import fit
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
+
+
+def torchrun(runs: list[list[str]]) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["tests/training_ranks.py", json.dumps(runs)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Rows of metrics of every run, by name."""
+    folder = tmp_path_factory.mktemp("runs")
+    base = [*write_start(folder / "start"), "optim.schedule=constant", "checkpoint.every=2"]
+
+    def settings(name: str, *more: str, steps: int = 4) -> list[str]:
+        return [*base, f"output={folder / name}", f"steps={steps}", *more]
+
+    fit(compose(settings("one")))
+    uneven(compose(settings("uneven_one")))
+    torchrun(
+        [
+            settings("replicas", "parallel.shard=1"),
+            settings("shards", "parallel.shard=2", steps=2),
+            ["uneven", *settings("uneven_shards", "parallel.shard=2")],
+            ["uneven", *settings("uneven_replicas", "parallel.shard=1")],
+        ]
+    )
+    fit(compose(settings("shards")))
+    rows = {name: read(folder / name / "metrics.jsonl") for name in ("one", "replicas", "shards")}
+    for name in ("one", "shards", "replicas"):
+        rows[f"uneven_{name}"] = json.loads((folder / f"uneven_{name}" / "row.json").read_text())
+    return rows
+
+
+@pytest.mark.parametrize("name", ["replicas", "shards"])
+def test_two_ranks_train_as_one_process_does(runs, name):
+    """`shards` took its last two steps in one process: its checkpoint was read by another number of ranks."""
+    assert [row["step"] for row in runs[name]] == [1, 2, 3, 4]
+    for one, two in zip(runs["one"], runs[name], strict=True):
+        for key in ("loss", "ce", "mse", "grad_norm"):
+            assert two[key] == pytest.approx(one[key], rel=1e-4), (name, one["step"], key)
+        for key in ("tokens", "samples", "ce_tokens", "mse_tokens", "fill", "lr"):
+            assert two[key] == one[key]
+
+
+@pytest.mark.parametrize("name", ["replicas", "shards"])
+def test_a_rank_with_text_only_trains_together_with_one_that_has_pictures_only(runs, name):
+    for key in ("loss", "grad_norm", "weights"):
+        assert runs[f"uneven_{name}"][key] == pytest.approx(runs["uneven_one"][key], rel=1e-5)

@@ -1,0 +1,48 @@
+"""Run by torchrun in test_training_distributed: several runs in one process group's life each, one after another.
+
+Arguments: a JSON list of lists of overrides; a run whose first entry is "uneven" takes one step in which rank 0
+has text only and rank 1 pictures only, and rank 0 writes its row to the output folder.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from unify_agent import files
+from unify_agent.interleave.batch import pack
+from unify_agent.training import parallel
+from unify_agent.training.assembly import assemble
+from unify_agent.training.compose import load_config
+from unify_agent.training.config import Config
+from unify_agent.training.trainer import Trainer, fit
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def compose(overrides: list[str]) -> Config:
+    return load_config(overrides, ROOT / "configs", ROOT / "recipes")
+
+
+def uneven(config: Config) -> None:
+    """Pack 0 holds text, pack 1 a reference and a drawing without any trained text."""
+    world = parallel.start(config.parallel)
+    parts = assemble(config, world)
+    source = parts.loader.mixture.sources[0]
+    builder = parts.loader.builder
+    documents = [source.document(index, None) for index in (0, 2)]
+    documents[1] = type(documents[1])("pictures", documents[1].segments[:2] + documents[1].segments[3:])
+    packs = [pack([each], builder.rules, seed=0) for each in documents]
+    trainer = Trainer(config, world, parts)
+    row = [trainer.stepper.step(number, packs[world.rank :: world.size]) for number in range(2)][-1]
+    weights = sum(float(parallel.full(p).double().abs().sum()) for p in trainer.model.parameters())
+    if world.main:
+        files.write_json(Path(config.output) / "row.json", row | {"weights": weights})
+    parallel.stop(world)
+
+
+if __name__ == "__main__":
+    for overrides in json.loads(sys.argv[1]):
+        if overrides[0] == "uneven":
+            uneven(compose(overrides[1:]))
+        else:
+            fit(compose(overrides))
