@@ -40,9 +40,7 @@ def steps_of(document: Document, rng: np.random.Generator) -> list[list[Segment]
         last = steps[-1][-1] if steps else None
         alone = isinstance(segment, Drawing) or (isinstance(segment, Text) and segment.loss)
         after = last is None or isinstance(last, Drawing) or (isinstance(last, Text) and last.loss)
-        block = (
-            isinstance(segment, Picture) and segment.block and getattr(last, "block", None) == segment.block
-        )
+        block = isinstance(segment, Picture) and segment.block and getattr(last, "block", None) == segment.block
         if not alone and not after and (block or rng.random() < 0.5):
             steps[-1].append(segment)
         else:
@@ -73,9 +71,7 @@ class Replay:
         """The pack's slots that each row caches: all but drawings."""
         self.next = np.cumsum([0, *(d.slots for d in documents)]).tolist()
         times = timesteps(batch.timestep_logits, 1.0)
-        rows = zip(
-            batch.latent_at.tolist(), noised(latents, batch.flow_noise, times), times.tolist(), strict=True
-        )
+        rows = zip(batch.latent_at.tolist(), noised(latents, batch.flow_noise, times), times.tolist(), strict=True)
         self.noised = {slot: (x, t) for slot, x, t in rows}
         self.noise = self._noise_of(documents)
         rng = np.random.default_rng(seed)
@@ -180,9 +176,7 @@ def trajectory(preset: Preset, words: Grammar, rng: np.random.Generator, name: s
         name, turns, [picture(rng) for _ in range(rng.integers(0, 3))], picture(rng), grammar=words, pixels=PIXELS,
         preset=preset, context=("recaption", "request")[int(rng.random() < 0.2)], copies=int(rng.integers(1, 3)),
     )  # fmt: skip
-    return (
-        drop_conditions(document, rng, preset, text=0.3, vit=0.3, vae=0.3) if rng.random() < 0.5 else document
-    )
+    return drop_conditions(document, rng, preset, text=0.3, vit=0.3, vae=0.3) if rng.random() < 0.5 else document
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -190,9 +184,7 @@ def trajectory(preset: Preset, words: Grammar, rng: np.random.Generator, name: s
 def test_a_trajectory_means_the_same_in_training_and_in_generation(preset: Preset, seed: int) -> None:
     rng = np.random.default_rng(seed)
     words = grammar()
-    compare(
-        [trajectory(preset, words, rng, f"t{i}") for i in range(4)], words, seed, pad_to=(1, 16)[seed % 2]
-    )
+    compare([trajectory(preset, words, rng, f"t{i}") for i in range(4)], words, seed, pad_to=(1, 16)[seed % 2])
 
 
 def anything(rng: np.random.Generator, name: str) -> Document:
@@ -204,9 +196,7 @@ def anything(rng: np.random.Generator, name: str) -> Document:
         label = f"s{index}"
         if kind in ("text", "said"):
             ids = tuple(rng.integers(0, 400, rng.integers(0, 9)).tolist())
-            segments.append(
-                Text(ids, loss=kind == "said", name=label, spans={label + "+": (0, 1 + len(ids) // 2)})
-            )
+            segments.append(Text(ids, loss=kind == "said", name=label, spans={label + "+": (0, 1 + len(ids) // 2)}))
             names += [label, label + "+"]
         elif kind == "drawing":
             sees = tuple(n for n in names if rng.random() < 0.5) if rng.random() < 0.7 else None
@@ -226,6 +216,4 @@ def anything(rng: np.random.Generator, name: str) -> Document:
 @pytest.mark.parametrize("seed", range(8))
 def test_any_document_means_the_same_in_training_and_in_generation(seed: int) -> None:
     rng = np.random.default_rng(100 + seed)
-    compare(
-        [anything(rng, f"d{i}") for i in range(rng.integers(1, 5))], MARKERS, seed, pad_to=(1, 32)[seed % 2]
-    )
+    compare([anything(rng, f"d{i}") for i in range(rng.integers(1, 5))], MARKERS, seed, pad_to=(1, 32)[seed % 2])

@@ -92,9 +92,7 @@ def test_decoding_leaves_the_reference_cache_and_logits(run: str) -> None:
     )
     feeds = stage(run, "4_gen", "ids")
     fork = session.fork(list(rows))
-    for row, appended in enumerate(
-        fork.append(rows, [[Text(tuple(feeds[1:, row].tolist()))] for row in rows])
-    ):
+    for row, appended in enumerate(fork.append(rows, [[Text(tuple(feeds[1:, row].tolist()))] for row in rows])):
         logits = tiny()[0].logits(appended.hidden[: len(feeds)])
         assert off(logits, stage(run, "4_gen", "logits")[:, row]) < 1e-5
     session.decode(rows, Sampling(max_new=len(feeds) - 1))

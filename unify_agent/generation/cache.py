@@ -157,9 +157,7 @@ class Prefill:
         flat[padded] = limits[packed]
         limit = flat.view(len(members), width)
         step = max(1, MASK_CELLS // (len(members) * int(limit.max())))
-        windows = [
-            (a, min(a + step, width), int(limit[:, a : a + step].max())) for a in range(0, width, step)
-        ]
+        windows = [(a, min(a + step, width), int(limit[:, a : a + step].max())) for a in range(0, width, step)]
         device = self.row_of.device
         rows = torch.tensor([self.rows[i] for i in members], device=device)
         return _Part(packed.to(device), padded.to(device), rows, limit.to(device), windows)

@@ -95,22 +95,16 @@ def contexts(
         moved = []
         for i in members:
             hidden = [
-                e
-                for e in session.history[rows[i]]
-                if e.kind == "text" and intersect(texts[i], [(e.start, e.stop)])
+                e for e in session.history[rows[i]] if e.kind == "text" and intersect(texts[i], [(e.start, e.stop)])
             ]
             moved.append(rope[i] - (0 if keep_rope else sum(e.stop - e.start for e in hidden)))
-        found.append(
-            Context(session.cache, members, [rows[i] for i in members], [pictures[i] for i in members], moved)
-        )
+        found.append(Context(session.cache, members, [rows[i] for i in members], [pictures[i] for i in members], moved))
     if branches > 2:
         found.append(_pictures_hidden(session, rows, texts, keep_rope))
     return found
 
 
-def _pictures_hidden(
-    session: Session, rows: Sequence[int], texts: list[list[Range]], keep_rope: bool
-) -> Context:
+def _pictures_hidden(session: Session, rows: Sequence[int], texts: list[list[Range]], keep_rope: bool) -> Context:
     """Rows as they would be had no picture ever been shown. What precedes a row's first picture is copied."""
     members, cuts, parts, ranges = [], [], [], []
     for i, row in enumerate(rows):
@@ -155,9 +149,7 @@ class Denoiser:
         self.members = [torch.tensor(c.members, dtype=torch.int64, device=device) for c in found]
         self.ends = np.cumsum([len(c.members) for c in found]).tolist()
         self.source = torch.cat(self.members)
-        self.rope = torch.tensor([r for c in found for r in c.rope], device=device).repeat_interleave(
-            self.tokens
-        )
+        self.rope = torch.tensor([r for c in found for r in c.rope], device=device).repeat_interleave(self.tokens)
         ids = position_ids(grid, session.config.max_latent_size).to(device)
         self.ids = ids.repeat(len(found[0].members))
         markers = torch.tensor([session.markers.start_of_image, session.markers.end_of_image], device=device)
@@ -198,9 +190,7 @@ class Denoiser:
         """x [R, N, P] float32 -> the velocity [R, N, P] float32 of each branch."""
         sequences = self.ends[len(branches) - 1]
         when = torch.full((len(self.ids),), t, device=x.device)
-        noisy = self.model.embed_latents(x.flatten(0, 1).to(self.dtype), when, self.ids).view(
-            len(x), self.patches, -1
-        )
+        noisy = self.model.embed_latents(x.flatten(0, 1).to(self.dtype), when, self.ids).view(len(x), self.patches, -1)
         start, end = self.ends_embedded
         edge = (sequences, 1, noisy.shape[-1])
         hidden = torch.cat([start.expand(edge), noisy[self.source[:sequences]], end.expand(edge)], dim=1)
@@ -300,19 +290,13 @@ def draw(
         if max(height, width) > unit * side:
             raise UserError(f"size {height}x{width}: this model draws at most {unit * side} pixels a side")
         grids.append((height // unit, width // unit))
-    noise = [
-        picture_noise(s, h * w, session.config.latent_dim) for s, (h, w) in zip(seeds, grids, strict=True)
-    ]
-    latents = draw_latents(
-        session, rows, sees, grids, settings, noise, keep_rope=keep_rope, progress=progress
-    )
+    noise = [picture_noise(s, h * w, session.config.latent_dim) for s, (h, w) in zip(seeds, grids, strict=True)]
+    latents = draw_latents(session, rows, sees, grids, settings, noise, keep_rope=keep_rope, progress=progress)
     return decode_latents(session, latents, grids)
 
 
 @torch.no_grad()
-def decode_latents(
-    session: Session, latents: Sequence[Tensor], grids: Sequence[tuple[int, int]]
-) -> list[np.ndarray]:
+def decode_latents(session: Session, latents: Sequence[Tensor], grids: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     """Latent patches [N, P] -> uint8 [H, W, 3] each; pictures of one size are decoded together."""
     assert session.vae is not None, "a session without a VAE draws latents only"
     weight = next(session.vae.parameters())
@@ -324,11 +308,7 @@ def decode_latents(
         at_once = max(1, DECODE_PIXELS // (grid[0] * grid[1] * session.config.pixels_per_token**2))
         for a in range(0, len(members), at_once):
             part = members[a : a + at_once]
-            stacked = torch.stack(
-                [unpatchify(latents[i], grid, session.config.latent_patch_size) for i in part]
-            )
-            for i, picture in zip(
-                part, session.vae.decode(stacked.to(weight.device, weight.dtype)), strict=True
-            ):
+            stacked = torch.stack([unpatchify(latents[i], grid, session.config.latent_patch_size) for i in part])
+            for i, picture in zip(part, session.vae.decode(stacked.to(weight.device, weight.dtype)), strict=True):
                 result[i] = to_uint8(picture)
     return result

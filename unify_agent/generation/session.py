@@ -323,9 +323,7 @@ class _Plan:
         session = self.session
         model, device, config = session.model, session.device, session.config
         hidden = torch.zeros(self.length, config.llm.hidden_size, device=device, dtype=session.dtype)
-        hidden[torch.tensor(self.text_at, device=device)] = model.embed_text(
-            torch.tensor(self.text_ids, device=device)
-        )
+        hidden[torch.tensor(self.text_at, device=device)] = model.embed_text(torch.tensor(self.text_ids, device=device))
         if self.vit:
             patches = torch.cat([patchify(normalise(p.pixels), p.patch) for _, p in self.vit])
             ids = torch.cat([position_ids(p.grid, config.vit_max_num_patch_per_side) for _, p in self.vit])
@@ -337,9 +335,7 @@ class _Plan:
             ids = torch.cat([position_ids(grid_of(p), config.max_latent_size) for _, p, _, _ in self.vae])
             at = torch.cat([torch.arange(at, at + _patches(p)) for at, p, _, _ in self.vae])
             clean = torch.zeros(len(ids), device=device)
-            hidden[at.to(device)] = model.embed_latents(
-                latents.to(device, session.dtype), clean, ids.to(device)
-            )
+            hidden[at.to(device)] = model.embed_latents(latents.to(device, session.dtype), clean, ids.to(device))
         return hidden
 
     def _latents(self, vae_noise: Sequence[Sequence[Tensor | None]] | None) -> Tensor:

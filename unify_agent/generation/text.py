@@ -43,9 +43,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.max_new < 0 or self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise UserError(
-                f"sampling: {self} is out of range (max_new, temperature, top_k >= 0; 0 < top_p <= 1)"
-            )
+            raise UserError(f"sampling: {self} is out of range (max_new, temperature, top_k >= 0; 0 < top_p <= 1)")
 
 
 @dataclass(frozen=True)
@@ -180,9 +178,7 @@ class _Writer:
         model, step = self.session.model, self.step
         step.begin()
         every = torch.arange(len(token), device=token.device)
-        hidden = model.language_model.model(
-            model.embed_text(token), every, every[:0], self.rope + index, step
-        )
+        hidden = model.language_model.model(model.embed_text(token), every, every[:0], self.rope + index, step)
         step.at = step.at + 1
         logits = model.logits(hidden).float() + self.bias
         if self.draws is None:

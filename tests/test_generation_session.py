@@ -1,0 +1,228 @@
+"""Sessions: rows do not influence one another, stopping, sampling, guidance branches, seeds, sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from generation_tools import MARKERS, tiny
+from PIL import Image
+
+from unify_agent.errors import UserError
+from unify_agent.generation import cache
+from unify_agent.generation.drawing import contexts
+from unify_agent.generation.sampler import SamplerSettings, guide
+from unify_agent.generation.session import Session
+from unify_agent.generation.text import Sampling, draw_token
+from unify_agent.interleave.layout import Pixels
+from unify_agent.interleave.segments import Gap, Text
+from unify_agent.interleave.transforms import Transform
+
+PIXELS = Pixels(Transform(64, 32, 16), Transform(56, 28, 14))
+STOPS = tuple(range(0, 512, 7))
+"""So many that rows of a random model stop early, each at its own time."""
+
+
+def session(rows: int = 1) -> Session:
+    return Session(*tiny(), MARKERS, PIXELS, rows=rows)
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 500, length).tolist() for length in rng.integers(1, 40, count)]
+
+
+def picture(seed: int, height: int = 40, width: int = 52) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_rows_decode_together_as_they_do_alone(temperature: float) -> None:
+    sampling = Sampling(max_new=24, temperature=temperature, top_k=50, top_p=0.95, stop_ids=STOPS)
+    ids, seeds = prompts(7), [11, 12, 13, 14, 15, 16, 17]
+    together = session(7)
+    together.add_text(range(7), ids)
+    found = together.decode(range(7), sampling, seeds=seeds)
+    assert len({len(each.ids) for each in found}) > 2, "rows are meant to stop at different times"
+    later = together.append(range(7), [[Text((1, 2, 3))]] * 7)
+    for row in range(7):
+        alone = session()
+        alone.add_text([0], [ids[row]])
+        assert alone.decode([0], sampling, seeds=[seeds[row]]) == [found[row]]
+        expected = alone.append([0], [[Text((1, 2, 3))]])[0]
+        assert later[row].ranges == expected.ranges
+        torch.testing.assert_close(later[row].hidden, expected.hidden, atol=1e-4, rtol=1e-4)
+
+
+def test_some_rows_decode_while_the_others_rest() -> None:
+    ids = prompts(4)
+    all_rows, some = session(4), session(4)
+    for each in (all_rows, some):
+        each.add_text(range(4), ids)
+    expected = all_rows.decode(range(4), Sampling(max_new=9))
+    found = some.decode([3, 1], Sampling(max_new=9))
+    assert found == [expected[3], expected[1]]
+    assert some.lengths[0] == len(ids[0]) + 2
+    assert some.decode([0, 2], Sampling(max_new=9)) == [expected[0], expected[2]]
+    assert some.lengths == all_rows.lengths
+
+
+def test_what_was_decoded_is_cached_as_the_block_that_training_packs() -> None:
+    wrote, given = session(), session()
+    for each in (wrote, given):
+        each.add_text([0], [[1, 2, 3]])
+    decoded = wrote.decode([0], Sampling(max_new=12, stop_ids=STOPS), prefix=[[9, 8]])[0]
+    assert decoded.ids[:2] == (9, 8)
+    assert given.add_text([0], [decoded.ids]) == [decoded.span]
+    assert decoded.tokens(0, len(decoded.ids)) == (decoded.span[0] + 1, decoded.span[1] - 1)
+    assert (wrote.rope, wrote.lengths, wrote.history) == (given.rope, given.lengths, given.history)
+    for a, b in zip(wrote.cache.keys, given.cache.keys, strict=True):
+        torch.testing.assert_close(a[0, : wrote.lengths[0]], b[0, : given.lengths[0]], atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_stops_at_the_end_marker_or_after_a_stop_id_and_says_so() -> None:
+    free = session()
+    free.add_text([0], [[1, 2, 3]])
+    ids = free.fork([0]).decode([0], Sampling(max_new=5))[0].ids
+    cut = free.fork([0]).decode([0], Sampling(max_new=5, stop_ids=(ids[2],)))[0]
+    assert cut.ids == ids[: ids.index(ids[2]) + 1]
+    assert cut.stopped
+    ended = free.fork([0]).decode([0], Sampling(max_new=5), prefix=[[4, MARKERS.eos]])[0]
+    assert ended.ids == (4,)
+    assert not free.fork([0]).decode([0], Sampling(max_new=5))[0].stopped
+
+
+def test_markers_and_ids_past_the_tokenizer_are_never_written() -> None:
+    small = Session(tiny()[0], None, MARKERS.__class__(500, 501, 502, 503, 505), rows=8)
+    small.add_text(range(8), prompts(8))
+    hot = Sampling(max_new=30, temperature=50.0, forbidden=tuple(range(100)))
+    written = {i for each in small.decode(range(8), hot, seeds=range(8)) for i in each.ids}
+    assert written <= set(range(100, 505)) - {500, 501, 502, 503}
+
+
+def test_sampling_keeps_the_most_likely_tokens_only() -> None:
+    logits = torch.log(torch.tensor([[0.1, 0.4, 0.3, 0.2]])).repeat(1000, 1)
+    uniform = torch.linspace(0, 0.999, 1000).double()
+
+    def chosen(**keys: float) -> list[float]:
+        counts = torch.bincount(draw_token(logits, Sampling(temperature=1.0, **keys), uniform), minlength=4)
+        return (counts / 1000).tolist()
+
+    assert chosen() == pytest.approx([0.1, 0.4, 0.3, 0.2], abs=0.002)
+    assert chosen(top_k=2) == pytest.approx([0, 4 / 7, 3 / 7, 0], abs=0.002)
+    assert chosen(top_p=0.6) == pytest.approx([0, 4 / 7, 3 / 7, 0], abs=0.002)
+    assert chosen(top_p=0.75) == pytest.approx([0, 4 / 9, 3 / 9, 2 / 9], abs=0.002)
+
+
+@pytest.mark.parametrize("cells", [1, 300, 1 << 24])
+def test_long_and_ragged_prefill_does_not_depend_on_how_it_is_cut(cells: int, monkeypatch) -> None:
+    ids = [list(range(n)) for n in (300, 5, 120)]
+    whole = session(3).append(range(3), [[Text(tuple(each))] for each in ids])
+    monkeypatch.setattr(cache, "MASK_CELLS", cells)
+    monkeypatch.setattr(cache, "BLOCK", 16)
+    pieces = Session(*tiny(), MARKERS, rows=3, capacity=1)
+    for row in (2, 0, 1):
+        found = pieces.append([row], [[Text(tuple(ids[row]))]])[0]
+        torch.testing.assert_close(found.hidden, whole[row].hidden, atol=1e-4, rtol=1e-4)
+
+
+SETTINGS = SamplerSettings(steps=4)
+
+
+def drawn_rows(pictures: list[list[int]]) -> tuple[Session, list]:
+    """Rows with a prompt, some references (by seed), a closing text; and what each drawing may see (preset `paper`)."""
+    made = session(len(pictures))
+    rows = range(len(pictures))
+    made.add_text(rows, [[5, 6, 7 + len(p)] for p in pictures])
+    shown = made.add_pictures(rows, [[picture(s) for s in seeds] for seeds in pictures], joint=True)
+    said = made.add_text(rows, [[8, 9, 10, 11]] * len(pictures))
+    return made, [[*own, (b[0] + 1, b[1] - 2)] for own, b in zip(shown, said, strict=True)]
+
+
+def test_the_same_seed_draws_the_same_picture_in_any_batch() -> None:
+    kinds, sizes, seeds = [[], [1], [2, 3], [1]], [(32, 48), (64, 32), (32, 48), (32, 48)], [4, 4, 5, 4]
+    made, sees = drawn_rows(kinds)
+    before = ([*made.lengths], [*made.rope])
+    together = made.draw(range(4), sees, sizes, SETTINGS, seeds)
+    assert (made.lengths, made.rope) == before
+    assert [each.shape for each in together] == [(h, w, 3) for h, w in sizes]
+    for row in range(4):
+        alone, own = drawn_rows([kinds[row]])
+        found = alone.draw([0], own, [sizes[row]], SETTINGS, [seeds[row]])[0]
+        assert np.abs(found.astype(int) - together[row].astype(int)).max() <= 1
+    other = made.draw([2], [sees[2]], [sizes[2]], SETTINGS, [6])[0]
+    assert np.abs(other.astype(int) - together[2].astype(int)).max() > 1
+
+
+def test_guidance_hides_the_text_or_computes_it_anew_without_the_pictures() -> None:
+    made, sees = drawn_rows([[1, 2], [], [3]])
+    full, text, image = contexts(made, range(3), sees, branches=3, keep_rope=True)
+    assert (full.members, text.members, image.members) == ([0, 1, 2], [0, 1, 2], [0, 2])
+    assert text.ranges[0] == [(sees[0][0][0], sees[0][3][1])]
+    assert text.ranges[1] == []
+    assert full.rope == text.rope == made.rope
+    fresh = session()
+    fresh.append([0], [[Text((5, 6, 9)), Gap(4), Text((8, 9, 10, 11))]])
+    assert image.rope[0] == fresh.rope[0]
+    assert image.ranges[0] == [(6, 9)]
+    for a, b in zip(image.cache.keys, fresh.cache.keys, strict=True):
+        torch.testing.assert_close(a[0, :11], b[0, :11], atol=1e-4, rtol=1e-4)
+
+
+def test_a_branch_is_computed_only_where_it_is_needed(monkeypatch) -> None:
+    made, sees = drawn_rows([[1], []])
+    sequences = []
+    decoder = tiny()[0].language_model.model
+    original = type(decoder).forward
+    monkeypatch.setattr(
+        type(decoder), "forward", lambda self, h, *rest: sequences.append(len(h) // 8) or original(self, h, *rest)
+    )
+
+    def counted(**keys) -> list[int]:
+        sequences.clear()
+        made.draw([0, 1], sees, [(32, 48)] * 2, SamplerSettings(steps=4, shift=1.0, **keys), [1, 2])
+        return sequences[-3:]
+
+    # two rows, both with text to hide, one with a picture to hide
+    assert counted() == [5, 5, 5]
+    assert counted(image_scale=1.0) == [4, 4, 4]
+    assert counted(text_scale=1.0) == [2, 2, 2]
+    assert counted(interval=(0.5, 0.9)) == [2, 5, 2]
+
+
+def test_a_guided_picture_depends_on_itself_alone() -> None:
+    torch.manual_seed(0)
+    full, text, image = torch.randn(3, 4, 6, 64)
+    for renorm in ("global", "channel", "text_channel"):
+        settings = SamplerSettings(renorm=renorm)
+        together = guide(full, text, image, settings)
+        alone = [guide(f[None], t[None], i[None], settings)[0] for f, t, i in zip(full, text, image, strict=True)]
+        torch.testing.assert_close(together, torch.stack(alone))
+
+
+def test_progress_counts_all_steps_of_all_sizes() -> None:
+    made, sees = drawn_rows([[], []])
+    calls = []
+    made.draw([0, 1], sees, [(32, 32), (32, 48)], SETTINGS, [1, 2], progress=lambda *call: calls.append(call))
+    assert calls == [(i, 6) for i in range(1, 7)]
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    made, _ = drawn_rows([[1], [2]])
+    lengths = [*made.lengths]
+    fork = made.fork([1, 1])
+    fork.add_text([0, 1], [[1], [2, 3]])
+    assert made.lengths == lengths
+    assert fork.lengths == [lengths[1] + 3, lengths[1] + 4]
+
+
+@pytest.mark.parametrize(("size", "words"), [((33, 32), "multiples of 16"), ((32, 528), "at most 512")])
+def test_a_size_that_the_model_cannot_draw_is_refused(size: tuple[int, int], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        session().draw([0], [None], [size], SETTINGS, [0])
+
+
+@pytest.mark.parametrize("keys", [{"steps": 1}, {"shift": 0.0}, {"renorm": "loud"}, {"renorm_min": 2.0}])
+def test_settings_out_of_range_are_refused(keys: dict) -> None:
+    with pytest.raises(UserError, match=next(iter(keys))):
+        SamplerSettings(**keys)
