@@ -143,8 +143,8 @@ class Recorder:
                 except (json.JSONDecodeError, KeyError, TypeError):
                     raise UserError(f"{path}:{number}: not a summary line; remove the file to start anew") from None
 
-    def finished(self, category: str, item_id: str, request: str) -> bool:
-        """Whether an item with this id and request has its trajectory and picture already.
+    def finished(self, category: str, item_id: str, request: str, settings: dict[str, Any]) -> bool:
+        """Whether an item of this id, request and `settings` has its trajectory and picture already.
 
         Raises UserError when the id was used for another request: nothing is overwritten in silence.
         """
@@ -154,7 +154,11 @@ class Recorder:
         record = read_json(path, "trajectory")
         if record.get("image_prompt") != request:
             raise UserError(f"{path}: holds another request under this id; choose another --out or id")
-        return bool(record.get("generated_image")) and (path.parents[1] / record["generated_image"]).is_file()
+        made = record.get("options", {})
+        if any(made.get(key) != value for key, value in settings.items()):
+            return False
+        picture = record.get("generated_image")
+        return bool(picture) and (path.parents[1] / picture).is_file()
 
     def write(self, episode: Episode) -> Path:
         """Writes one episode; returns the path of its trajectory."""

@@ -1,0 +1,193 @@
+"""The unified policy: its context is the training document, token for token, and it draws from what the preset says."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, MemorySearch, NameJudge, hits
+from datasets_tools import grammar, pixels
+from generation_tools import tiny
+
+from unify_agent.agent.episode import AgentOptions, Episode
+from unify_agent.agent.loop import Loop
+from unify_agent.agent.record import to_trajectory
+from unify_agent.agent.unified import UnifiedPolicy
+from unify_agent.agent.wording import load_prompts
+from unify_agent.generation.sampler import SamplerSettings
+from unify_agent.generation.session import Session
+from unify_agent.generation.text import Sampling
+from unify_agent.interleave.layout import Exchange, lay_out
+from unify_agent.interleave.segments import Picture, Text
+from unify_agent.interleave.visibility import document_spans
+
+DIRECT = "<think>I know it.</think>\n<recaption>A kiwi fruit on red.</recaption>"
+
+
+@pytest.fixture
+def search(tmp_path):
+    return MemorySearch({"kiwi fruit": hits(tmp_path, "good-1", "good-22")})
+
+
+@pytest.fixture
+def spoken(monkeypatch):
+    """Makes the model say what a script says, through the real decoder: `spoken(policy, script)`."""
+    decode = Session.decode
+
+    def prepare(policy, script):
+        def forced(session, rows, sampling, *, prefix=None, seeds=None):
+            by_row = {s.row: s.episode for s in policy._rows.values()}
+            ids = [grammar().encode(script(by_row[row])) for row in rows]
+            return decode(session, rows, Sampling(max_new=0), prefix=ids, seeds=seeds)
+
+        monkeypatch.setattr(Session, "decode", forced)
+
+    return prepare
+
+
+def script(episode):
+    if "known" in episode.id:
+        return DIRECT
+    return (TEXT_CALL, IMAGE_CALL, FINAL)[len(episode.turns)]
+
+
+def policy(preset="paper", **changes):
+    model, vae = tiny()
+    settings = SamplerSettings(steps=3, shift=1.0, text_scale=1.0, image_scale=1.0)
+    return UnifiedPolicy(model, vae, grammar(), pixels(), preset, settings=settings, size=(32, 48), **changes)
+
+
+def loop(policy, search):
+    return Loop(policy, search, NameJudge(), load_prompts("compact"))
+
+
+def episodes(**options):
+    made = [Episode(name, f"Draw {name}.", seed=3, options=AgentOptions(**options)) for name in ("rare", "known")]
+    return made
+
+
+def document_of(episode, preset, **changes):
+    turns = [Exchange(t.input, tuple(t.response_ids)) for t in to_trajectory(episode, "unified").full_response]
+    target = np.zeros((32, 48, 3), np.uint8)
+    from PIL import Image
+
+    return lay_out(episode.id, turns, episode.reference_pictures, Image.fromarray(target), grammar=grammar(),
+                   pixels=pixels(), preset=preset, **changes)  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", ["paper", "released"])
+@pytest.mark.parametrize("recaption", [True, False])
+def test_the_context_is_the_training_document(search, spoken, preset, recaption):
+    made = policy(preset)
+    spoken(made, script)
+    both = episodes(recaption=recaption, history=True)
+    loop(made, search).think(both)
+    session, rows, sees = made._from_history(both)
+    for episode, row, seen in zip(both, rows, sees, strict=True):
+        document = document_of(episode, preset, context="recaption" if recaption else "request")
+        parts = [s for s in document.segments if isinstance(s, Text | Picture)]
+        if preset == "released" and not recaption:
+            assert not any(isinstance(s, Text) and s.role == "context" for s in parts)
+        held = session.history[row]
+        assert [(e.kind, e.ids) for e in held] == [
+            ("text", p.ids) if isinstance(p, Text) else (p.use, ()) for p in parts]  # fmt: skip
+        drawing = document_spans(document)[-1]
+        wanted = sorted(t for start, stop in drawing.sees if start != drawing.start for t in range(start, stop))
+        wanted = [t for t in wanted if t < drawing.start]
+        assert sorted(t for start, stop in seen for t in range(start, stop)) == wanted
+
+
+@pytest.mark.parametrize("preset", ["paper", "released"])
+def test_a_record_is_drawn_as_the_live_cache_is(search, spoken, preset):
+    made = policy(preset)
+    spoken(made, script)
+    both = episodes(history=True)
+    loop(made, search).run(both)
+    again = [replace(episode, picture=None) for episode in both]
+    assert {made._way(episode) for episode in again} == {"record"}
+    for episode, picture in zip(both, made.draw(again), strict=True):
+        np.testing.assert_allclose(episode.picture.astype(int), picture.astype(int), atol=1)
+        assert episode.settings["drawn_from"] == "history" and episode.settings["layout"] == preset
+
+
+def test_released_draws_from_a_fresh_context_unless_told_otherwise(search, spoken):
+    made = policy("released")
+    spoken(made, script)
+    both = episodes()
+    loop(made, search).run(both)
+    assert [e.settings["drawn_from"] for e in both] == ["fresh", "fresh"]
+    assert all(e.picture.shape == (32, 48, 3) for e in both)
+
+
+def drawn(made, search, spoken, **options):
+    spoken(made, script)
+    both = episodes(**options)
+    loop(made, search).run(both)
+    assert [(e.stop, e.status) for e in both] == [("grounded", "ok"), ("direct", "ok")]
+    return [e.picture for e in both]
+
+
+@pytest.mark.parametrize(
+    ("options", "rare", "known"),
+    [
+        ({"recaption": False}, True, True),
+        ({"edit_recaption": lambda text: text + " Blue."}, True, True),
+        ({"edit_recaption": lambda text: text}, False, False),
+        ({"hide_while_recaptioning": "vae"}, False, False),
+        ({"history": False}, True, True),
+    ],
+)
+def test_each_switch_changes_the_picture_when_it_changes_what_is_seen(search, spoken, options, rare, known):
+    plain, changed = (drawn(policy(), search, spoken, **each) for each in ({}, options))
+    assert [bool((np.abs(a.astype(int) - b) > 1).any()) for a, b in zip(plain, changed, strict=True)] == [rare, known]
+
+
+@pytest.mark.parametrize("hidden", ["vae", "vit"])
+def test_tokens_of_one_kind_are_absent_while_the_recaption_is_written(search, spoken, hidden):
+    made = policy()
+    spoken(made, script)
+    both = episodes(hide_while_recaptioning=hidden)
+    loop(made, search).think(both)
+    kinds = {e.kind for e in made._session.history[0]}
+    assert kinds == {"text", "vae", "vit"} - {hidden}
+    session, _, _ = made._from_record(both)
+    assert {e.kind for e in session.history[0]} == {"text", "vae", "vit"}
+
+
+def test_a_bare_request_is_drawn_without_having_spoken():
+    episode = Episode("bare", "A kiwi fruit on red.", stop="direct")
+    (picture,) = policy().draw([episode])
+    assert picture.shape == (32, 48, 3)
+    assert episode.settings["drawn_from"] == "record"
+
+
+def test_rows_do_not_depend_on_their_neighbours(search, spoken):
+    together = drawn(policy(), search, spoken)
+    made = policy()
+    spoken(made, script)
+    alone = episodes()[1:]
+    loop(made, search).run(alone)
+    np.testing.assert_allclose(together[1].astype(int), alone[0].picture.astype(int), atol=1)
+
+
+def test_a_full_context_fails_its_item_only(search, spoken):
+    made = policy(max_tokens=300, sampling=Sampling(max_new=100))
+    spoken(made, script)
+    both = episodes()
+    both[0].request = "Draw " + "something " * 60
+    loop(made, search).run(both)
+    assert [e.stop for e in both] == ["policy_error", "direct"]
+    assert both[0].error.startswith("ContextFull")
+
+
+def test_a_random_model_is_survived(search):
+    both = episodes(max_rounds=2)
+    loop(policy(sampling=Sampling(max_new=12)), search).run(both)
+    assert {e.stop for e in both} <= {"bad_calls", "no_recaption"}
+    assert all(e.picture is not None and e.turns[0].ids is not None for e in both)
+
+
+def test_what_is_recorded_draws_the_picture_again(search, spoken):
+    pictures = [drawn(policy(), search, spoken)[0] for _ in range(2)]
+    assert np.array_equal(*pictures)
+    assert not np.array_equal(pictures[0], partial(drawn, policy())(search, spoken, recaption=False)[0])

@@ -1,0 +1,255 @@
+"""The unified policy: one model thinks, calls tools, recaptions and draws, in one context with a KV cache per episode.
+
+What is appended, and in which order, is what the layout preset trains (interleave/layout.py): each turn's input and
+reply, the references before the input of the final turn. The picture then sees
+
+    paper      its recaption between the tags and the references, in the history cache
+    released   a fresh context of the references and the recaption as text, as the public agent does; with
+               `AgentOptions(history=True)` the history cache with the recaption repeated, as its training sees it
+
+What was said by another policy, or is to be drawn after a change (`edit_recaption`, `hide_while_recaptioning`), is
+appended anew from the episode's record; an episode without turns is drawn from its bare request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from unify_agent.agent.episode import Episode, Exchange
+from unify_agent.agent.loop import Reply
+from unify_agent.generation.sampler import SamplerSettings
+from unify_agent.generation.session import Session
+from unify_agent.generation.text import Sampling
+from unify_agent.interleave.grammar import Grammar
+from unify_agent.interleave.layout import Pixels, Preset
+from unify_agent.interleave.segments import Picture, Text
+from unify_agent.interleave.visibility import Range
+
+PARTS = ("vae", "vit")
+
+
+class ContextFull(RuntimeError):
+    """An episode has no room left for what would have to be appended."""
+
+
+@dataclass
+class _Row:
+    """An episode's row: token ranges of the first input, the references and the last reply, and that reply's ids."""
+
+    episode: Episode
+    row: int
+    request: Range = (0, 0)
+    references: list[Range] = field(default_factory=list)
+    ids: tuple[int, ...] = ()
+    span: Range = (0, 0)
+
+
+class UnifiedPolicy:
+    """`sampling` is for text, `settings` for pictures of `size` (height, width) in pixels.
+
+    `max_tokens` bounds an episode's context. `provenance` goes into the record of every picture.
+    """
+
+    name = "unified"
+
+    def __init__(
+        self,
+        model: Any,
+        vae: Any,
+        grammar: Grammar,
+        pixels: Pixels,
+        preset: Preset = "paper",
+        *,
+        sampling: Sampling | None = None,
+        settings: SamplerSettings | None = None,
+        size: tuple[int, int] = (1024, 1024),
+        max_tokens: int = 40_240,
+        provenance: dict[str, Any] | None = None,
+    ):
+        self.model, self.vae, self.grammar, self.pixels, self.preset = model, vae, grammar, pixels, preset
+        self.sampling = sampling or Sampling(max_new=1024)
+        self.settings = settings or SamplerSettings()
+        self.size, self.max_tokens = size, max_tokens
+        self.provenance = provenance or {}
+
+        self._session: Session | None = None
+        self._rows: dict[int, _Row] = {}
+
+    def _begin(self, episodes: Sequence[Episode]) -> Session:
+        """A fresh session with a row for each episode; an earlier one is given up."""
+        self._session = self._new_session(episodes)
+        self._rows = {id(episode): _Row(episode, number) for number, episode in enumerate(episodes)}
+        return self._session
+
+    def _new_session(self, episodes: Sequence[Episode]) -> Session:
+        seeds = [episode.seed for episode in episodes]
+        return Session(self.model, self.vae, self.grammar, self.pixels, rows=len(episodes), seeds=seeds)
+
+    # ------------------------------------------------------------ text
+
+    def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
+        """One turn of every episode, decoded together. A call in which nobody has spoken yet starts a new batch."""
+        session = self._session
+        if session is None or all(not episode.turns for episode in episodes):
+            session = self._begin(episodes)
+        self._place_references(session, [episode for episode in episodes if episode.final])
+        answers: dict[int, Reply | Exception] = {}
+        ready: list[tuple[Episode, _Row, tuple[int, ...]]] = []
+        for episode in episodes:
+            state, ids = self._rows[id(episode)], self.grammar.encode_user(episode.input)
+            used = session.lengths[state.row]
+            if used + len(ids) + self.sampling.max_new + 4 > self.max_tokens:
+                answers[id(episode)] = ContextFull(f"{used} tokens are used, at most {self.max_tokens} may be")
+            else:
+                ready.append((episode, state, ids))
+        rows = [state.row for _, state, _ in ready]
+        ranges = session.add_text(rows, [ids for *_, ids in ready]) if ready else []
+        for (episode, state, _), at in zip(ready, ranges, strict=True):
+            if not episode.turns:
+                state.request = at
+        seeds = [episode.seed + len(episode.turns) for episode, *_ in ready]
+        written = session.decode(rows, self.sampling, seeds=seeds)
+        for (episode, state, _), decoded in zip(ready, written, strict=True):
+            state.ids, state.span = decoded.ids, decoded.span
+            text = self.grammar.decode(decoded.ids)
+            answers[id(episode)] = Reply(text, decoded.ids, self.grammar.fingerprint, not decoded.stopped)
+        return [answers[id(episode)] for episode in episodes]
+
+    def _place_references(self, session: Session, episodes: Sequence[Episode]) -> None:
+        """Appends the references of episodes that come to their final turn."""
+        for hidden in (None, *PARTS):
+            group = [
+                episode
+                for episode in episodes
+                if episode.references and episode.options.hide_while_recaptioning == hidden
+            ]
+            if group:
+                states = [self._rows[id(episode)] for episode in group]
+                found = session.add_pictures(
+                    [state.row for state in states],
+                    [episode.reference_pictures for episode in group],
+                    joint=self.preset == "paper",
+                    parts=[part for part in PARTS if part != hidden],
+                )
+                for state, ranges in zip(states, found, strict=True):
+                    state.references = ranges
+
+    # ------------------------------------------------------------ pictures
+
+    def draw(self, episodes: Sequence[Episode]) -> list[np.ndarray | Exception]:
+        """One picture for every episode, those with the same way of drawing together."""
+        ways: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            ways.setdefault(self._way(episode), []).append(episode)
+        drawn: dict[int, np.ndarray] = {}
+        for way, group in ways.items():
+            session, rows, sees = {
+                "history": self._from_history, "record": self._from_record, "fresh": self._from_fresh
+            }[way](group)  # fmt: skip
+            seeds = [episode.seed for episode in group]
+            pictures = session.draw(
+                rows, sees, [self.size] * len(group), self.settings, seeds, keep_rope=self.preset == "paper"
+            )
+            for episode, picture in zip(group, pictures, strict=True):
+                drawn[id(episode)] = picture
+                episode.settings = {"seed": episode.seed, **self.described(), "drawn_from": way}
+        return [drawn[id(episode)] for episode in episodes]
+
+    def _way(self, episode: Episode) -> str:
+        options = episode.options
+        if not (self.preset == "paper" if options.history is None else options.history):
+            return "fresh"
+        state = self._rows.get(id(episode))
+        live = state is not None and state.episode is episode and bool(episode.turns)
+        changed = options.edit_recaption is not None or options.hide_while_recaptioning is not None
+        return "history" if live and not changed else "record"
+
+    def _from_history(self, episodes: Sequence[Episode]) -> tuple[Session, list[int], list[list[Range]]]:
+        assert self._session is not None
+        states = [self._rows[id(episode)] for episode in episodes]
+        return self._session, [state.row for state in states], self._sees(self._session, states)
+
+    def _from_record(self, episodes: Sequence[Episode]) -> tuple[Session, list[int], list[list[Range]]]:
+        """What the episodes hold, appended anew, with the recaption that is to be drawn."""
+        session, states = self._new_session(episodes), []
+        for row, episode in enumerate(episodes):
+            parts: list[Text | Picture] = []
+            for turn in episode.turns[:-1]:
+                parts += [Text(self.grammar.encode_user(turn.input)), Text(self._ids_of(turn))]
+            first = len(parts)
+            parts += self._reference_parts(episode)
+            pictures = slice(first, len(parts))
+            state = _Row(episode, row)
+            if episode.turns:
+                state.ids = self._final_ids(episode)
+                parts += [Text(self.grammar.encode_user(episode.turns[-1].input)), Text(state.ids)]
+            else:
+                parts.append(Text(self.grammar.encode(episode.recaption or episode.request)))
+            ranges = session.append([row], [parts])[0].ranges
+            state.references, state.span = ranges[pictures], ranges[-1]
+            state.request = ranges[pictures.stop] if len(episode.turns) < 2 else ranges[0]
+            states.append(state)
+        return session, list(range(len(episodes))), self._sees(session, states)
+
+    def _from_fresh(self, episodes: Sequence[Episode]) -> tuple[Session, list[int], list[None]]:
+        """References, then the recaption (or the request) as a text of its own; the picture sees all of it."""
+        session = self._new_session(episodes)
+        for row, episode in enumerate(episodes):
+            ids = self._final_ids(episode) if episode.turns else ()
+            found = self._recaption_of(episode, ids)
+            if found is not None:
+                start, stop = found if self.preset == "paper" else (found[0] + 1, found[1] - 1)
+                text = ids[start:stop]
+            elif episode.turns:
+                text = self.grammar.encode_user(episode.turns[0].input)
+            else:
+                text = self.grammar.encode(episode.recaption or episode.request)
+            session.append([row], [[*self._reference_parts(episode), Text(text)]])
+        return session, list(range(len(episodes))), [None] * len(episodes)
+
+    def _sees(self, session: Session, states: Sequence[_Row]) -> list[list[Range]]:
+        """What each picture sees: its text, and the references."""
+        result: list[list[Range]] = []
+        for state in states:
+            found = self._recaption_of(state.episode, state.ids)
+            if found is None:
+                text = state.request
+            elif self.preset == "paper":
+                text = (state.span[0] + 1 + found[0], state.span[0] + 1 + found[1])
+            else:
+                (text,) = session.add_text([state.row], [state.ids[found[0] + 1 : found[1] - 1]])
+            result.append([text, *state.references])
+        return result
+
+    def _reference_parts(self, episode: Episode) -> list[Picture]:
+        joint = self.preset == "paper"
+        pairs = [self.pixels.reference(p, k, joint) for k, p in enumerate(episode.reference_pictures, 1)]
+        return [part for pair in pairs for part in pair]
+
+    def _recaption_of(self, episode: Episode, ids: Sequence[int]) -> Range | None:
+        """Where in the last reply's ids the recaption stands that is drawn from, tags included."""
+        if not (episode.options.recaption and episode.recaption):
+            return None
+        return self.grammar.between(ids, "recaption")
+
+    def _ids_of(self, turn: Exchange) -> tuple[int, ...]:
+        mine = turn.ids is not None and turn.tokenizer == self.grammar.fingerprint
+        return turn.ids if mine and turn.ids is not None else self.grammar.encode(turn.reply)
+
+    def _final_ids(self, episode: Episode) -> tuple[int, ...]:
+        """The ids of the last reply, with the edited recaption in the place of its own."""
+        ids, edit = self._ids_of(episode.turns[-1]), episode.options.edit_recaption
+        found = self.grammar.between(ids, "recaption") if episode.recaption else None
+        if edit is None or found is None:
+            return ids
+        return (*ids[: found[0] + 1], *self.grammar.encode(edit(episode.recaption)), *ids[found[1] - 1 :])
+
+    def described(self) -> dict[str, Any]:
+        """How pictures are drawn: everything but the episode's seed that is needed to draw one again."""
+        height, width = self.size
+        settings = asdict(self.settings) | {"interval": list(self.settings.interval)}
+        return {"height": height, "width": width, **settings, "layout": self.preset, **self.provenance}
