@@ -1,5 +1,6 @@
 """Mixtures and the loader: shares, epochs, and an order that depends on the seed alone."""
 
+import multiprocessing
 from collections import Counter
 from pathlib import Path
 
@@ -19,9 +20,7 @@ from unify_agent.interleave.segments import Document, Drawing, Text, Unusable
 class Texts(Source):
     """Texts of given lengths; the content comes from the generator."""
 
-    def __init__(
-        self, name: str, lengths: list[int], broken: tuple[int, ...] = (), drawn: bool = False
-    ) -> None:
+    def __init__(self, name: str, lengths: list[int], broken: tuple[int, ...] = (), drawn: bool = False) -> None:
         self.name, self.lengths, self.broken, self.drawn = name, lengths, broken, drawn
 
     @property
@@ -44,9 +43,7 @@ class Texts(Source):
 
 
 LENGTHS = np.random.default_rng(0).integers(5, 60, 90).tolist()
-LIMITS = Limits(
-    expected_tokens=110, max_tokens=120, max_tokens_per_sample=100, packs_per_step=4, window_steps=2
-)
+LIMITS = Limits(expected_tokens=110, max_tokens=120, max_tokens_per_sample=100, packs_per_step=4, window_steps=2)
 
 
 def loader(mixture: Mixture | None = None, limits: Limits = LIMITS, seed: int = 3, **options) -> Loader:
@@ -88,9 +85,7 @@ def test_workers_change_nothing_but_speed() -> None:
     for left, right in zip(alone, made, strict=True):
         for name, value in vars(left).items():
             other = getattr(right, name)
-            assert (
-                torch.equal(value, other) if isinstance(value, torch.Tensor) else repr(value) == repr(other)
-            )
+            assert torch.equal(value, other) if isinstance(value, torch.Tensor) else repr(value) == repr(other)
 
 
 def test_loading_leaves_the_global_generator_alone() -> None:
@@ -215,3 +210,12 @@ def test_a_folder_of_trajectories_trains_end_to_end(tmp_path: Path, preset: str)
     steps = list(made.steps(0, made.plan(0).steps))
     assert sum(len(batch.sample_ids) for data in steps for batch in data.packs) == 6
     assert all(len(batch.mse_at) and len(batch.ce_at) for data in steps for batch in data.packs)
+
+
+def test_closing_the_iterator_stops_the_workers() -> None:
+    before = set(multiprocessing.active_children())
+    steps = loader(workers=2).steps(0)
+    next(steps)
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    steps.close()
+    assert not set(multiprocessing.active_children()) - before

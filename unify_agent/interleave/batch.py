@@ -7,8 +7,9 @@ patches, C trained text positions, M trained latent positions. Random numbers co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,19 +84,21 @@ class PackedBatch:
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """The same pack with its tensors on `device`."""
-        moved = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                value = value.to(device, non_blocking=True)
-            elif isinstance(value, list) and value and isinstance(value[0], Tensor):
-                value = [each.to(device, non_blocking=True) for each in value]
-            moved[name] = value
-        return PackedBatch(**moved)
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> PackedBatch:
         """The same pack in page-locked memory (CUDA only)."""
-        pinned = {k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in vars(self).items()}
-        return PackedBatch(**pinned)
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> PackedBatch:
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                value = change(value)
+            elif isinstance(value, list) and value and isinstance(value[0], Tensor):
+                value = [change(each) for each in value]
+            changed[name] = value
+        return PackedBatch(**changed)
 
 
 def normalise(pixels: np.ndarray) -> Tensor:

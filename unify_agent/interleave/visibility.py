@@ -62,8 +62,8 @@ def document_spans(document: Document, start: int = 0, number: int = 0) -> list[
                 spans[-1] = Span(spans[-1].start, stop, "full", number)
             else:
                 spans.append(Span(start, stop, "full", number))
-            for name in {segment.name, segment.block} - {None}:
-                names.setdefault(str(name), []).append((start, stop))
+            for called in {segment.name, segment.block} - {None}:
+                names.setdefault(str(called), []).append((start, stop))
         elif isinstance(segment, Drawing):
             sees = None
             if segment.sees is not None:
