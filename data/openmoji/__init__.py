@@ -1,1 +1,1 @@
-"""The embedded world: OpenMoji drawings as things that nobody has memorised, with everything that can be asked of them."""
+"""The embedded world: OpenMoji drawings as things that nobody has memorised, and all that can be asked of them."""

@@ -26,8 +26,8 @@ _RANGES: tuple[tuple[str, str], ...] = (
               "1F5A4 1F90D-1F90E 1F9E1 1FA75-1FA77 2764 1F493-1F498 1F49D-1F49F 2763"),
     ("body", "1F440-1F450 1F4AA 1F590-1F596 1F64C 1F64F 1F90C 1F90F 1F918-1F91F 1F932 1F9B4-1F9B7 1F9BB 1F9BE-1F9BF "
              "1F9E0 1FAC0-1FAC1 1FAC6 1FAF0-1FAF8 270A-270D 261D 1F463 1FAE6 1F48B 1F933 1F485"),
-    ("person", "1F385 1F3C2-1F3C4 1F3C7 1F3CA-1F3CC 1F464-1F478 1F47B-1F47F 1F481-1F483 1F486-1F487 1F48F 1F491 1F574-1F575 "
-               "1F57A 1F645-1F647 1F64B 1F64D-1F64E 1F6A3 1F6B4-1F6B6 1F6C0 1F6CC 1F926 1F930-1F931 1F934-1F93E "
+    ("person", "1F385 1F3C2-1F3C4 1F3C7 1F3CA-1F3CC 1F464-1F478 1F47B-1F47F 1F481-1F483 1F486-1F487 1F48F 1F491 "
+               "1F574-1F575 1F57A 1F645-1F647 1F64B 1F64D-1F64E 1F6A3 1F6B4-1F6B6 1F6C0 1F6CC 1F926 1F930-1F931 1F934-1F93E "
                "1F977 1F9B8-1F9B9 1F9CC-1F9DF 1FAC2-1FAC5 26F7 26F9 1F5E3 1F3CB"),
     ("animal", "1F400-1F43F 1F648-1F64A 1F980-1F9AE 1F577-1F578 1FAB0-1FAB3 1FAB6 1FAB8-1FABA 1FABC-1FABD 1FABF "
                "1FACD-1FACF 1FAC8"),
@@ -48,10 +48,10 @@ _RANGES: tuple[tuple[str, str], ...] = (
                "1F4A1 1FAAB 1F6F0 1F916 1F507-1F50A 1F4E2-1F4E3"),
     ("office", "1F4B0-1F4B9 1F4BC 1F4C1-1F4DD 1F4E4-1F4F0 1F516 1F587-1F58D 1F5C2-1F5C4 1F5D1-1F5D3 1F5DE 2702 2709 "
                "270F 2712 1F48C 1F5BC 1F5F3 1FA99 1F9FE 1FAAA 1F3F7"),
-    ("tool", "1F488-1F48A 1F4A3 1F50D-1F50E 1F50F-1F513 1F511 1F517 1F527-1F52F 1F5DC-1F5DD 1F5E1 1F6E0-1F6E2 1F9EA-1F9F2 "
-             "1F9F7 1FA78-1FA7C 1FA8F 1FA93 1FA9A-1FA9D 1FAA0-1FAA4 2692 2694-2697 2699 26CF 26D3 1F9AF 1F321 1FA84"),
-    ("home", "1F37C 1F4BA 1F514-1F515 1F56F 1F6AA 1F6AC 1F6BD 1F6BF 1F6C1 1F6CB 1F6CE-1F6CF 1F6D2 1F9F3-1F9F6 1F9F9-1F9FD "
-             "1F9FF 1FA8E 1FA91-1FA92 1FA94 1FA9E-1FA9F 1FAA5-1FAA8 1FAAC 26B0-26B1 1F573 1F4FF 1F9E8"),
+    ("tool", "1F488-1F48A 1F4A3 1F50D-1F50E 1F50F-1F513 1F511 1F517 1F527-1F52F 1F5DC-1F5DD 1F5E1 1F6E0-1F6E2 "
+             "1F9EA-1F9F2 1F9F7 1FA78-1FA7C 1FA8F 1FA93 1FA9A-1FA9D 1FAA0-1FAA4 2692 2694-2697 2699 26CF 26D3 1F9AF 1F321 1FA84"),
+    ("home", "1F37C 1F4BA 1F514-1F515 1F56F 1F6AA 1F6AC 1F6BD 1F6BF 1F6C1 1F6CB 1F6CE-1F6CF 1F6D2 1F9F3-1F9F6 "
+             "1F9F9-1F9FD 1F9FF 1FA8E 1FA91-1FA92 1FA94 1FA9E-1FA9F 1FAA5-1FAA8 1FAAC 26B0-26B1 1F573 1F4FF 1F9E8"),
 )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def family_keys(hexcode: str, name: str, category: str) -> list[str]:
         return keys + (["waving flag"] if not 0x1F1E6 <= int(hexcode.split("-")[0], 16) <= 0x1F1FF else [])
     if category == "shape":
         keys.append("shape")
-    if re.search(r"^(Aries|Taurus|Gemini|Cancer|Leo|Virgo|Libra|Scorpio|Sagittarius|Capricorn|Aquarius|Pisces|Ophiuchus)$", name):
+    if name in _ZODIAC:
         keys.append("squared")
     head = words[-1].lower()
     if len(words) > 1 or len(head) > 2:
@@ -102,5 +102,8 @@ def family_keys(hexcode: str, name: str, category: str) -> list[str]:
     return keys
 
 
+_ZODIAC = set(
+    "Aries Taurus Gemini Cancer Leo Virgo Libra Scorpio Sagittarius Capricorn Aquarius Pisces Ophiuchus".split()
+)
 _ODD_FACES = {"ghost", "alien", "robot", "skull", "pile of poo", "ogre", "goblin", "alien monster", "jack-o-lantern",
               "skull and crossbones"}  # fmt: skip

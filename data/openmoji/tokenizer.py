@@ -16,6 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +116,7 @@ def _merges(pieces: Counter[str], count: int) -> list[tuple[str, str]]:
     while len(result) < count:
         pairs: Counter[tuple[str, str]] = Counter()
         for piece, parts in split.items():
-            for pair in zip(parts, parts[1:], strict=False):
+            for pair in pairwise(parts):
                 if len(pair[0]) + len(pair[1]) <= LONGEST:
                     pairs[pair] += pieces[piece]
         if not pairs:
@@ -175,10 +176,11 @@ def train_tokenizer(entities: Sequence[Entity]) -> Tokenizer:
         vocabulary.setdefault("".join(pair), len(vocabulary))
     for token in whole:
         vocabulary.setdefault(token, len(vocabulary))
-    for spare in (c for c in more if _lettered(c) not in vocabulary):
+    filler = map(chr, range(0x4E00, 0x4E00 + SIZE))  # a small world's names do not fill the table
+    for spare in (*more, *filler):
         if len(vocabulary) == SIZE - len(MARKERS) - len(TAGS):
             break
-        vocabulary[_lettered(spare)] = len(vocabulary)
+        vocabulary.setdefault(_lettered(spare), len(vocabulary))
     model = models.BPE(vocabulary, kept, ignore_merges=True, fuse_unk=False, byte_fallback=False)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
