@@ -94,3 +94,15 @@ def test_a_held_out_name_in_a_text_is_found(world):
     assert leaks.leaked_name(f"Look at the {entity.name['en']}s here.", held_out) == entity.name["en"]
     assert leaks.leaked_name(json.dumps({"q": entity.alias["zh"]}, ensure_ascii=False), held_out)
     assert leaks.leaked_name("Nothing of the kind.", held_out) is None
+
+
+def test_a_trajectory_that_met_a_held_out_name_is_removed_whole(world, tmp_path):
+    test, train = E.load_entities(world, "test")[0], E.load_entities(world, "train")[0]
+    for item, name in (("1", test.name["zh"]), ("2", train.name["zh"])):
+        write_text(tmp_path / "food" / "traj" / f"{item}_trajectory.json",
+                   json.dumps({"turns": [{"input": f"[2] x\n{name}是食物。"}]}))  # fmt: skip
+        write_text(tmp_path / "food" / "intermediate" / item / "image_1.png", "")
+        write_text(tmp_path / "food" / "images" / f"{item}_0.png", "")
+    assert leaks.drop_leaking(tmp_path, world) == 1
+    left = sorted(str(p.relative_to(tmp_path / "food")) for p in tmp_path.rglob("*") if p.is_file())
+    assert left == ["images/2_0.png", "intermediate/2/image_1.png", "traj/2_trajectory.json"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -42,12 +43,38 @@ def check(world: Path | str, samples: int = 200) -> dict[str, int]:
 
 def leaked_name(text: str, held_out: Iterable[Entity]) -> str | None:
     """The first name or alias of a held-out entity that a text contains, or None."""
+    low = text.lower()
     for entity in held_out:
         for language in LANGUAGES:
             for name in (entity.name[language], entity.alias[language]):
-                if name.lower() in text.lower() and contains_name(text, name, language):
+                if name.lower() in low and contains_name(text, name, language):
                     return name
     return None
+
+
+def drop_leaking(folder: Path, world: Path) -> int:
+    """Remove the trajectories that met a held-out name among their search results; return how many.
+
+    The index holds every entity, so a page about a held-out one comes up beside the right one now and then.
+    """
+    held_out = [e for e in load_entities(world) if e.split != "train"]
+    dropped = 0
+    for path in sorted(folder.glob("*/traj/*_trajectory.json")):
+        if leaked_name(_record_text(path), held_out) is not None:
+            item = path.name.removesuffix("_trajectory.json")
+            category = path.parents[1]
+            path.unlink()
+            shutil.rmtree(category / "intermediate" / item, ignore_errors=True)
+            for picture in (category / "images").glob(f"{item}_*"):
+                picture.unlink()
+            dropped += 1
+    return dropped
+
+
+def _record_text(path: Path) -> str:
+    """All that a record says, line breaks inside its strings made real, so that words end where they end."""
+    text = json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False)
+    return text.replace("\\n", "\n")
 
 
 def _families(entities: Sequence[Entity]) -> None:
@@ -101,8 +128,7 @@ def _sources(world: Path, held_out: Sequence[Entity]) -> int:
 def _trajectories(folder: Path, world: Path, held_out: Sequence[Entity]) -> int:
     """Names in every record, pictures in every folder of references."""
     records = sorted(folder.glob("*/traj/*.json"))
-    texts = [path.read_text(encoding="utf-8") for path in records]
-    texts = [json.dumps(json.loads(text), ensure_ascii=False).replace("\\n", "\n") for text in texts]
+    texts = [_record_text(path) for path in records]
     name = leaked_name("\n".join(texts), held_out)
     if name is not None:
         path = next(p for p, text in zip(records, texts, strict=True) if name.lower() in text.lower())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -114,13 +115,15 @@ def build_world(
         lambda: {"tokens": tokenizer.write_tokenizer(things, folder / "tokenizer").get_vocab_size()},
     )  # fmt: skip
 
+    for left in folder.glob(".trajectories.*.tmp"):  # of a run that was killed
+        shutil.rmtree(left)
     if trajectories:
         from data.openmoji import trajectories as teaching
 
         key = digest(known, searched, str(trajectories), _code(teaching))
         builder.stage(
             "trajectories", key, ["trajectories/summary.json"],
-            lambda: teaching.write_trajectories(folder, trajectories, workers=workers),
+            lambda: _trajectories(folder, teaching.write_trajectories(folder, trajectories, workers=workers)),
         )  # fmt: skip
 
     key = digest(known, str(sorted(s["key"] for n, s in builder.stages.items() if n != "leaks")), _code(leaks))
@@ -142,6 +145,11 @@ def _entities(folder: Path, limit: int | None) -> dict[str, int]:
     counts = {split: sum(e.split == split for e in things) for split in entities.SPLITS}
     return {"entities": len(things), **counts, "families": len({e.family for e in things}),
             "categories": len({e.category for e in things})}  # fmt: skip
+
+
+def _trajectories(folder: Path, counts: dict[str, int]) -> dict[str, int]:
+    dropped = leaks.drop_leaking(folder / "trajectories", folder)
+    return counts | {"trajectories": counts["trajectories"] - dropped, "left_out_held_out_name": dropped}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
