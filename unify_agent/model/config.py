@@ -142,8 +142,10 @@ class BagelConfig:
 
 # The embedded world's model: 64 x 64 pictures, 16 latent and 16 ViT patches each.
 TINY = BagelConfig(
-    llm=LlmConfig(vocab_size=2048, hidden_size=160, intermediate_size=448, num_hidden_layers=6,
-                  num_attention_heads=5, num_key_value_heads=1, max_position_embeddings=4096),
+    # Every head has its own keys and values: with one shared head a layer could carry 32 numbers of a reference token.
+    # Sequences are short, so a smaller theta leaves more rotary frequencies that tell neighbours apart.
+    llm=LlmConfig(vocab_size=2048, hidden_size=160, intermediate_size=384, num_hidden_layers=6,
+                  num_attention_heads=5, num_key_value_heads=5, rope_theta=1e4, max_position_embeddings=4096),
     vit=VitConfig(hidden_size=96, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, image_size=112),
     vae=VaeConfig(ch=16, ch_mult=(1, 2, 4, 4), num_res_blocks=1, norm_groups=4, scale_factor=1.0, shift_factor=0.0),
     max_latent_size=8,
