@@ -103,3 +103,9 @@ def test_a_folder_that_is_no_world_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="is not a world"):
         build_world(tmp_path, limit=120, quiet=True)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_world_that_is_too_small_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="at least 40"):
+        build_world(tmp_path / "world", limit=10, quiet=True)
+    assert not (tmp_path / "world").exists()

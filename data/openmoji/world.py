@@ -87,6 +87,8 @@ def build_world(
     out: Path | str, limit: int | None = None, trajectories: int = 0, workers: int = 2, quiet: bool = False
 ) -> Path:
     """Build, or finish, the world in folder `out`; `limit` entities of it, with `trajectories` of the teacher."""
+    if limit is not None and limit < entities.SMALLEST:
+        raise UserError(f"--entities {limit}: at least {entities.SMALLEST} are needed")
     folder = Path(out)
     builder = Builder(folder, Console(quiet=quiet), {"entities": limit, "trajectories": trajectories})
     builder.read()
@@ -156,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m data world openmoji`."""
     parser.add_argument("kind", choices=["openmoji"], help="which world")
     parser.add_argument("--out", type=Path, required=True, help="folder of the world; an unfinished one is continued")
-    parser.add_argument("--entities", type=int, help="a smaller world of so many entities (at least 40)")
+    parser.add_argument("--entities", type=int, help="a smaller world of so many entities (40 or more)")
     parser.add_argument("--trajectories", type=int, default=0, help="trajectories that the scripted teacher writes")
     parser.add_argument("--workers", type=int, default=2, help="processes for pictures")
 
