@@ -62,21 +62,26 @@ class SegmentsAttention:
     """
 
     def __init__(self, spans: Sequence[Span], length: int, chunk: int = 256) -> None:
-        self.spans, self.length = list(spans), length
+        self.spans = list(spans)
+        if [span.start for span in spans] + [length] != [0, *(span.stop for span in spans)]:
+            raise ValueError(f"the spans do not cover the {length} slots one after another")
         self.past = visible_ranges(self.spans)
         self.chunks = list(self._cut(chunk))
-        self.covered = [(c.start, c.stop) for c in self.chunks]
-        if [p for c in self.covered for p in c] != _borders(self.covered, length):
-            raise ValueError(f"the spans do not cover the {length} slots one after another")
+        self.sizes = [chunk.stop - chunk.start for chunk in self.chunks]
+        self.windows = [chunk.keys for chunk in self.chunks]
         self.shared = sum(c.pairs for c in self.chunks) <= SHARED_PAIRS
         self._masks: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = []
-        for i, chunk in enumerate(self.chunks):
-            keys, values = _gather(k, chunk.keys), _gather(v, chunk.keys)
-            out.append(scaled_dot_product(q[chunk.start : chunk.stop], keys, values, self._mask(i, q)))
-        return torch.cat(out) if len(out) > 1 else out[0]
+        dtype, device = q.dtype, q.device.type
+        if dtype == torch.bfloat16 and device == "cpu":  # its backward pass is slower there than the float32 one
+            q, k, v = q.float(), k.float(), v.float()
+        with torch.autocast(device, enabled=False):
+            queries = q.split(self.sizes)
+            keys, values = _Windows.apply(k, self.windows), _Windows.apply(v, self.windows)
+            out = torch.cat([scaled_dot_product(*qkv, self._mask(i, q))
+                             for i, qkv in enumerate(zip(queries, keys, values, strict=True))])
+        return out.to(dtype)
 
     def _cut(self, size: int) -> Iterator[_Chunk]:
         """Cuts the pack into chunks; long spans are split, short neighbours of one document and kind are joined."""
@@ -138,10 +143,24 @@ class SegmentsAttention:
         return allowed
 
 
-def _gather(x: Tensor, ranges: tuple[Range, ...]) -> Tensor:
-    if len(ranges) == 1:
-        return x[ranges[0][0] : ranges[0][1]]
-    return torch.cat([x[a:b] for a, b in ranges])
+class _Windows(torch.autograd.Function):
+    """The rows of x [L, ...] that each window (a list of ranges) holds. Windows overlap, so the backward pass adds them up in one
+    tensor, where slicing would make and add one of full length for every window."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, windows: Sequence[Sequence[Range]]) -> tuple[Tensor, ...]:
+        ctx.windows, ctx.shape = windows, x.shape
+        return tuple(torch.cat([x[a:b] for a, b in ranges]) for ranges in windows)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
+        total = torch.zeros(ctx.shape, dtype=grads[0].dtype, device=grads[0].device)
+        for ranges, grad in zip(ctx.windows, grads, strict=True):
+            at = 0
+            for a, b in ranges:
+                total[a:b] += grad[at : at + b - a]
+                at += b - a
+        return total, None
 
 
 def _merged(ranges: list[Range]) -> tuple[Range, ...]:
@@ -152,9 +171,3 @@ def _merged(ranges: list[Range]) -> tuple[Range, ...]:
         else:
             result.append((a, b))
     return tuple(result)
-
-
-def _borders(chunks: list[Range], length: int) -> list[int]:
-    """What the flattened chunk borders must be: 0, a, a, b, b, ..., length."""
-    inner = [p for _, stop in chunks[:-1] for p in (stop, stop)]
-    return [0, *inner, length]

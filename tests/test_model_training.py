@@ -1,0 +1,180 @@
+"""What training relies on: exact fast attention, losses as sums, packs that lack a kind of token, autocast, fresh weights."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from golden_model import golden_batch, golden_config, golden_model, relative
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unify_agent.interleave.batch import PackRules, pack
+from unify_agent.interleave.segments import Document, Drawing, Picture, Text
+from unify_agent.interleave.visibility import Span, dense_mask
+from unify_agent.model.attention import DenseAttention, SegmentsAttention
+from unify_agent.model.bagel import Bagel, initialise
+from unify_agent.model.config import TINY
+from unify_agent.model.losses import weighted_cross_entropy
+from unify_agent.model.vae import FluxVae, encode_batch
+
+RULES = PackRules(bos=500, eos=501, start_of_image=502, end_of_image=503, latent_side=32, vit_side=20)
+
+
+@st.composite
+def packs(draw) -> list[Span]:
+    spans, at = [], 0
+    for document in range(draw(st.integers(1, 3))):
+        first = at
+        for _ in range(draw(st.integers(1, 6))):
+            length = draw(st.integers(1, 23))
+            mode = draw(st.sampled_from(["causal", "full", "noise"]))
+            sees = None
+            if mode == "noise" and at > first and draw(st.booleans()):
+                ends = sorted(draw(st.lists(st.integers(first, at), min_size=2, max_size=4)))
+                sees = tuple((a, b) for a, b in zip(ends[::2], ends[1::2], strict=False) if a < b)
+            spans.append(Span(at, at + length, mode, document, sees))
+            at += length
+    return spans
+
+
+@settings(max_examples=40, deadline=None)
+@given(spans=packs(), chunk=st.sampled_from([1, 7, 16, 64]), heads=st.sampled_from([(4, 2), (3, 1), (2, 2)]))
+def test_attention_by_segments_equals_the_dense_oracle_forwards_and_backwards(spans, chunk, heads):
+    length = spans[-1].stop
+    draw = torch.Generator().manual_seed(length)
+    shapes = [(length, heads[0], 8), (length, heads[1], 8), (length, heads[1], 8)]
+    values = [torch.randn(s, generator=draw, dtype=torch.float64) for s in shapes]
+    gradient = torch.randn(shapes[0], generator=draw, dtype=torch.float64)
+    results = []
+    for attend in (DenseAttention(dense_mask(spans, length)), SegmentsAttention(spans, length, chunk)):
+        leaves = [v.clone().requires_grad_() for v in values]
+        out = attend(0, *leaves)
+        out.backward(gradient)
+        results.append([out, *(leaf.grad for leaf in leaves)])
+    for theirs, ours in zip(*results, strict=True):
+        assert torch.allclose(theirs, ours, atol=1e-10)
+
+
+def test_a_chunk_meets_only_keys_that_it_may_see():
+    spans = [Span(0, 1000, "causal"), Span(1000, 1018, "noise", 0, ((10, 20), (40, 50))),
+             Span(1018, 1036, "noise", 0, ((10, 20), (40, 50)))]
+    attend = SegmentsAttention(spans, 1036, chunk=256)
+    assert attend.chunks[-1].keys == ((10, 20), (40, 50), (1000, 1036))
+    assert sum(c.pairs for c in attend.chunks) < 1000 * 1000 * 0.65
+
+
+def test_spans_with_a_gap_are_refused():
+    with pytest.raises(ValueError, match="cover"):
+        SegmentsAttention([Span(0, 3, "causal"), Span(4, 6, "causal")], 6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 13])
+@pytest.mark.parametrize("chunk", [4, 64])
+def test_cross_entropy_by_chunks_equals_the_plain_one(count, chunk):
+    draw = torch.Generator().manual_seed(count)
+    hidden = torch.randn(count, 8, generator=draw, requires_grad=True)
+    head = torch.randn(30, 8, generator=draw, requires_grad=True)
+    labels = torch.randint(0, 30, (count,), generator=draw)
+    weights = torch.rand(count, generator=draw)
+    plain = (F.cross_entropy(hidden @ head.T, labels, reduction="none") * weights).sum()
+    expected = torch.autograd.grad(3 * plain, (hidden, head))
+    ours, tokens = weighted_cross_entropy(hidden, head, labels, weights, chunk)
+    found = torch.autograd.grad(3 * ours, (hidden, head))
+    assert torch.allclose(ours, plain, rtol=1e-5) and tokens.shape == (count,) and not tokens.requires_grad
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def picture(seed: int, height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def documents() -> dict[str, Document]:
+    text = Text((7, 8, 9), loss=True)
+    return {
+        "text": Document("text", (text,)),
+        "no loss": Document("no loss", (Text((7, 8)),)),
+        "vit": Document("vit", (Picture(picture(0, 28, 42), "vit", 14), text)),
+        "drawing": Document("drawing", (text, Drawing(picture(1, 32, 48), copies=2))),
+        "all": Document("all", (Picture(picture(0, 28, 42), "vit", 14), text, Picture(picture(2, 48, 32), "vae", 16),
+                                Drawing(picture(1, 32, 48), copies=2))),
+    }
+
+
+@pytest.fixture(scope="module")
+def vae() -> FluxVae:
+    return FluxVae(golden_config().vae).eval()
+
+
+@pytest.mark.parametrize("names", [("text",), ("no loss",), ("vit",), ("drawing",), ("all", "text"), ()])
+def test_whatever_a_pack_lacks_every_trained_parameter_gets_a_gradient(names, vae):
+    batch = pack([documents()[n] for n in names], RULES, pad_to=8)
+    model = golden_model()
+    sums = model(batch, encode_batch(vae, batch))
+    (sums.ce + sums.mse).backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None and bool(torch.isfinite(parameter.grad).all()), name
+    if not names:
+        assert sums.ce.item() == sums.mse.item() == 0
+        assert all(not p.grad.any() for p in model.parameters() if p.requires_grad)
+    if "vit" not in names and "all" not in names:
+        assert not model.connector.fc1.weight.grad.any()
+
+
+def test_losses_of_packed_documents_are_those_of_each_alone(vae):
+    alone, docs = [], [documents()["all"], documents()["vit"], documents()["drawing"]]
+    model = golden_model()
+    for group in [[d] for d in docs] + [docs]:
+        batch = pack(group, RULES)
+        alone.append(model(batch, encode_batch(vae, batch)))
+    *each, together = alone
+    assert relative(together.ce, sum(s.ce for s in each)) <= 1e-5
+    assert relative(together.mse, sum(s.mse for s in each)) <= 1e-5
+    assert relative(together.hidden, torch.cat([s.hidden for s in each])) <= 1e-5
+
+
+def test_autocast_stays_close_to_float32_and_keeps_losses_in_it():
+    batch, latents = golden_batch()
+    model = golden_model()
+    exact = model(batch, latents)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model(batch, latents)
+    (half.ce + half.mse).backward()
+    assert half.ce.dtype == half.mse.dtype == torch.float32
+    assert relative(half.hidden, exact.hidden) < 2e-2
+    assert relative(half.ce, exact.ce) < 2e-3
+    assert relative(half.mse, exact.mse) < 2e-3
+
+
+def test_a_model_in_bfloat16_computes_too():
+    batch, latents = golden_batch()
+    sums = golden_model().bfloat16()(batch, latents)
+    assert relative(sums.hidden, golden_model()(batch, latents).hidden) < 3e-2
+
+
+def test_the_shift_moves_the_timesteps():
+    batch, latents = golden_batch()
+    model = golden_model(1.0)
+    one = model(batch, latents).mse
+    model.config = replace(model.config, timestep_shift=4.0)
+    assert model(batch, latents).mse.item() != one.item()
+
+
+def test_fresh_weights_are_reproducible_and_start_as_bagel_does():
+    a, b = (initialise(Bagel(TINY), 3).state_dict() for _ in range(2))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not torch.equal(a["vae2llm.weight"], initialise(Bagel(TINY), 4).state_dict()["vae2llm.weight"])
+    assert not a["llm2vae.weight"].any()
+    for name, value in a.items():
+        if "_moe_gen" in name:
+            assert torch.equal(value, a[name.replace("_moe_gen", "")])
+        assert bool(torch.isfinite(value).all())
+    assert float(a["language_model.model.layers.0.self_attn.q_norm.weight"].mean()) == 1
+
+
+def test_the_tiny_preset_stays_below_8_mib_in_bfloat16():
+    assert 2 * sum(p.numel() for p in Bagel(TINY).parameters()) < 8 * 2**20
