@@ -85,3 +85,22 @@ def artist(world: World, tasks: dict[str, Task]) -> ScriptedPolicy:
         return np.full((64, 64, 3), 255, np.uint8)
 
     return ScriptedPolicy(say, paint, "artist")
+
+
+def random_model(folder: Path, world: World) -> Path:
+    """A whole model folder with weights that have learned nothing, and a tokenizer of the world's training texts."""
+    import torch
+
+    from data.openmoji.tokenizer import write_tokenizer
+    from unify_agent.interleave.transforms import Transform
+    from unify_agent.model.bagel import Bagel, initialise
+    from unify_agent.model.config import TINY
+    from unify_agent.model.vae import FluxVae
+    from unify_agent.model.weights import Description, save_folder
+
+    write_tokenizer(world.entities, folder / "tokenizer")
+    torch.manual_seed(0)
+    description = Description("paper", {"vae": Transform(64, 64, 16), "vit": Transform(56, 56, 14)}, "compact")
+    with torch.no_grad():
+        state = initialise(Bagel(TINY), 0).state_dict()
+    return save_folder(folder / "model", state, TINY, FluxVae(TINY.vae), folder / "tokenizer", description)

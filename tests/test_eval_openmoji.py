@@ -319,3 +319,24 @@ def test_controls_need_no_model(world):
     things = chosen(world.entities, 4)
     controls = pixel_controls(unseen_tasks(things, 0), world, [e.id for e in things], None)
     assert set(controls) == {"identity_blind_average"}
+
+
+def test_a_model_that_has_learned_nothing_goes_through_the_whole_command(world, tmp_path):
+    from eval.openmoji.model import policy_of, round_trip_of
+
+    def brief(folder):
+        policy, words, key = policy_of(folder)
+        policy.sampling = replace(policy.sampling, max_new=6)
+        policy.settings = replace(policy.settings, steps=3)
+        return policy, words, key
+
+    folder = small.random_model(tmp_path, world)
+    variants = select(["closed_book", "base", "no_recaption", "no_vit", "drawing_alone"])
+    runner = Runner(world, tmp_path / "out", folder, folder, brief, 2, lambda line: None)
+    found = measure(runner, variants, [0], round_trip_of(folder), "python -m eval openmoji")
+    assert found["variants"]["no_vit"]["recaption_complete"]["value"] == 0.0
+    assert found["variants"]["drawing_alone"]["recaption_complete"]["value"] == 1.0
+    assert found["variants"]["closed_book"]["identity_top1"]["n"] == 2
+    for name in found["variants"]:
+        assert all(picture is not None for picture in store.load(tmp_path / "out", name, 0).pictures)
+    assert "vae_round_trip" in found["controls"]
