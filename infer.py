@@ -86,7 +86,7 @@ def request_of(record: Any, where: str, item_id: str | None = None) -> Request:
 
 
 def read_prompts(path: Path) -> list[Request]:
-    """The requests in a file. Raises UserError for a file that is missing, empty or does not parse, naming the place."""
+    """The requests in a file. Raises UserError for one that is missing, empty or does not parse, naming the place."""
     if not path.is_file():
         raise UserError(f"{path}: no such file of prompts")
     if path.suffix == ".json":
@@ -142,8 +142,8 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--prompts", type=Path, metavar="FILE", help="a file of requests")
     made.add_argument("--model", help=f"model folder in BAGEL's layout, or a hub id (default: {DEMO_MODEL})")
     made.add_argument("--search", metavar="index:DIR", help=f"where to search (default: index:{DEMO_SEARCH})")
-    made.add_argument("--words", metavar="NAME|FILE", help="prompts: full, compact or a YAML file (default: the model's)")
-    made.add_argument("--out", type=Path, default=Path("outputs/infer"), help="folder of the results (default: %(default)s)")
+    made.add_argument("--words", metavar="NAME|FILE", help="prompts: full, compact or a YAML file (default: model's)")
+    made.add_argument("--out", type=Path, default=Path("outputs/infer"), help="results (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0, help="of noise and sampling (default: %(default)s)")
     made.add_argument("--steps", type=int, help="points of time of the sampler")
     made.add_argument("--size", type=size_of, metavar="N|HxW", help="of the picture, in pixels")

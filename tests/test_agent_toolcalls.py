@@ -73,8 +73,8 @@ BODY = '"name": "text_search", "arguments": {"q": "brass owl", "hl": "en", "top_
         ("<tool_call>{'name': 'text_search', 'arguments': {'q': 'brass owl', 'hl': 'en', 'top_k': 5}}</tool_call>",
          "single quotes"),
         (f"<tool_call>{{{BODY.replace('arguments', 'parameters')}}}</tool_call>", "'parameters' for 'arguments'"),
-        ('<tool_call>{"name": "text_search", "arguments": "{\\"q\\": \\"brass owl\\", \\"hl\\": \\"en\\", \\"top_k\\": 5}"}'
-         "</tool_call>", "arguments as a string"),
+        ('<tool_call>{"name": "text_search", "arguments": "{\\"q\\": \\"brass owl\\", \\"hl\\": \\"en\\",'
+         ' \\"top_k\\": 5}"}</tool_call>', "arguments as a string"),
         (f"<tool_call>{{{BODY.replace('q', 'query', 1)}}}</tool_call>", "'query' for 'q'"),
         ("<tool_call>{" + BODY.replace('5', '"5"') + "}</tool_call>", "top_k as a string"),
         ("<tool_call>{" + BODY.replace('"', "“") + "}</tool_call>", "typographic quotes"),

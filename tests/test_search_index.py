@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from unify_agent.errors import UserError
 from unify_agent.search.index import DATABASE, Index, build_index, normalise, words
@@ -30,11 +30,20 @@ def write_lines(path, records):
     return path
 
 
+def thing(name, size):
+    """A disc on white, its colour by the part of the name before the dash."""
+    colour = (sum(map(ord, name.split("-")[0])) * 37 % 200, 90, 60)
+    picture = Image.new("RGB", (4 * size[0], 4 * size[1]), "white")
+    box = (0.6 * size[0], 0.6 * size[1], 3.4 * size[0], 3.4 * size[1])
+    ImageDraw.Draw(picture).ellipse(box, fill=colour, outline="black", width=10)
+    return picture.resize(size, Image.Resampling.LANCZOS)
+
+
 def small_index(folder, docs=DOCS, images=IMAGES):
     (folder / "raw").mkdir(parents=True)
     rows = []
-    for number, (name, title, size) in enumerate(images):
-        Image.new("RGB", size, (40 * number, 90, 200)).save(folder / "raw" / f"{name}.png")
+    for name, title, size in images:
+        thing(name, size).save(folder / "raw" / f"{name}.png")
         rows.append({"id": name, "title": title, "path": f"{name}.png", "source": "made here", "licence": "CC0",
                      "labels": {"entity": name.split("-")[0], "kind": "good"}})
     texts = [dict(zip(("title", "text", "lang", "source"), doc, strict=True)) for doc in docs]

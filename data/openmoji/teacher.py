@@ -20,7 +20,7 @@ from unify_agent.agent.wording import reference_names
 
 Kind = Literal["direct", "search", "closed_book"]
 KINDS: tuple[Kind, ...] = ("direct", "search", "closed_book")
-"""direct: a common thing by its name. search: a thing by its alias. closed_book: the same with nothing to search with."""
+"""direct: a common thing by its name. search: a thing by its alias. closed_book: the same without any tool."""
 
 THOUGHTS: dict[str, dict[str, tuple[str, ...]]] = {
     "en": {

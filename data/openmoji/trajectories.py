@@ -37,7 +37,7 @@ BATCH = 100
 def tasks(entities: Sequence[Entity], count: int, seed: int = 0) -> dict[str, Task]:
     """`count` tasks by id. Things that have to be looked up come round in turn; languages and scenes at random.
 
-    `entities`: of one split. The same arguments give the same tasks, and a larger `count` begins with those of a smaller.
+    `entities`: of one split. The same arguments give the same tasks; a larger `count` begins with those of a smaller.
     """
     common = sorted(common_entities(entities), key=lambda e: e.id)
     rare = sorted((e for e in entities if not e.common), key=lambda e: e.id)
@@ -114,7 +114,13 @@ def _share(work: tuple[Path, Path, dict[str, Task], int]) -> Counter[str]:
 
 
 def write_trajectories(
-    world: Path | str, count: int, out: Path | str | None = None, *, seed: int = 0, split: str = "train", workers: int = 2
+    world: Path | str,
+    count: int,
+    out: Path | str | None = None,
+    *,
+    seed: int = 0,
+    split: str = "train",
+    workers: int = 2,
 ) -> dict[str, int]:
     """Writes about `count` trajectories below `out` (default: `trajectories/` of the world) and returns their counts.
 

@@ -35,7 +35,7 @@ _TAG = re.compile(r"</?(?:think|recaption|tool_call|observation)>")
 
 @dataclass(frozen=True)
 class Reply:
-    """What a policy said: text, the ids that it generated (if it has ids), the fingerprint of their tokenizer, whether it was cut off."""
+    """What a policy said: its text, the ids that it generated with their tokenizer, whether it was cut off."""
 
     text: str
     ids: tuple[int, ...] | None = None

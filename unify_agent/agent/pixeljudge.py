@@ -116,7 +116,7 @@ def _thumbs(integral: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def _cells(start: np.ndarray, stop: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """First and last pixel borders [N, THUMB] of the cells between `start` and `stop`, each a cell wider on both sides."""
+    """First and last pixel borders [N, THUMB] of cells between `start` and `stop`, each a cell wider on both sides."""
     borders = start[:, None] + (stop - start)[:, None] * np.arange(THUMB + 1, dtype=np.float32) / THUMB
     borders = np.rint(borders).astype(np.int32)
     index = np.arange(THUMB)

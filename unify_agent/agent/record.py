@@ -36,7 +36,7 @@ def check_id(item_id: str, what: str = "id") -> str:
     """An id (or category) that can be a file name. Raises UserError for any other."""
     if not _SAFE.fullmatch(item_id):
         raise UserError(
-            f"{what} {item_id[:40]!r}: only letters, digits, '.', '_' and '-' (at most 100, the first a letter or digit)"
+            f"{what} {item_id[:40]!r}: only letters, digits, '.', '_', '-' (at most 100, the first a letter or digit)"
         )
     return item_id
 

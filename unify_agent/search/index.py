@@ -95,7 +95,7 @@ def _field(record: dict, key: str, where: str, default: str | None = None) -> st
 
 
 def build_index(docs: Path, images: Path | None, out: Path) -> Path:
-    """Builds the folder `out` from JSONL files (see the module), replacing an older index only when the new one is whole.
+    """Builds the folder `out` from JSONL files (see the module); an older index is replaced when the new one is whole.
 
     The same input gives the same files. Pictures are decoded before they are taken and copied into `out/pictures`.
     Raises UserError that names file and line for a record or a picture that cannot be read.
