@@ -1,9 +1,10 @@
 """The model computes what the public BAGEL computes: every stored tensor, float32, relative L2 of at most 1e-5."""
+
 from __future__ import annotations
 
 import pytest
 import torch
-from golden_model import (golden, golden_batch, golden_config, golden_meta, golden_model, golden_spans, relative)
+from golden_model import golden, golden_batch, golden_config, golden_meta, golden_model, golden_spans, relative
 
 from unify_agent.interleave.visibility import dense_mask
 from unify_agent.model import vae as vae_module
@@ -92,8 +93,9 @@ def test_pictures_of_interleaved_sizes_pass_the_tower_as_if_alone():
     assert relative(mixed, alone) <= 1e-6
 
 
-@pytest.mark.parametrize("name, side, dim", [("latent64_d3584", 64, 3584), ("vit70_d3584", 70, 3584),
-                                             ("tiny_latent32_d64", 32, 64)])
+@pytest.mark.parametrize(
+    ("name", "side", "dim"), [("latent64_d3584", 64, 3584), ("vit70_d3584", 70, 3584), ("tiny_latent32_d64", 32, 64)]
+)
 def test_position_tables_match(name, side, dim):
     g = golden("embeddings")
     assert relative(sincos_table(side, dim)[g[f"pos.{name}.ids"]], g[f"pos.{name}.rows"]) <= 1e-7
@@ -105,7 +107,7 @@ def test_timestep_embeddings_match():
     assert relative(golden_model().time_embedder(g["time.t"]), g["time.embed"]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("prefix, dim", [("rope.", 16), ("rope.d128.", 128)])
+@pytest.mark.parametrize(("prefix", "dim"), [("rope.", 16), ("rope.d128.", 128)])
 def test_rotary_tables_match(prefix, dim):
     g = golden("embeddings")
     cos, sin = rope_tables(g["rope.ids"], dim, 1e6)

@@ -1,4 +1,6 @@
-"""What training relies on: exact fast attention, losses as sums, packs that lack a kind of token, autocast, fresh weights."""
+"""What training relies on: exact fast attention, losses as sums, packs that lack a kind of token, autocast, fresh
+weights."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -59,8 +61,11 @@ def test_attention_by_segments_equals_the_dense_oracle_forwards_and_backwards(sp
 
 
 def test_a_chunk_meets_only_keys_that_it_may_see():
-    spans = [Span(0, 1000, "causal"), Span(1000, 1018, "noise", 0, ((10, 20), (40, 50))),
-             Span(1018, 1036, "noise", 0, ((10, 20), (40, 50)))]
+    spans = [
+        Span(0, 1000, "causal"),
+        Span(1000, 1018, "noise", 0, ((10, 20), (40, 50))),
+        Span(1018, 1036, "noise", 0, ((10, 20), (40, 50))),
+    ]
     attend = SegmentsAttention(spans, 1036, chunk=256)
     assert attend.chunks[-1].keys == ((10, 20), (40, 50), (1000, 1036))
     assert sum(c.pairs for c in attend.chunks) < 1000 * 1000 * 0.65
@@ -99,8 +104,15 @@ def documents() -> dict[str, Document]:
         "no loss": Document("no loss", (Text((7, 8)),)),
         "vit": Document("vit", (Picture(picture(0, 28, 42), "vit", 14), text)),
         "drawing": Document("drawing", (text, Drawing(picture(1, 32, 48), copies=2))),
-        "all": Document("all", (Picture(picture(0, 28, 42), "vit", 14), text, Picture(picture(2, 48, 32), "vae", 16),
-                                Drawing(picture(1, 32, 48), copies=2))),
+        "all": Document(
+            "all",
+            (
+                Picture(picture(0, 28, 42), "vit", 14),
+                text,
+                Picture(picture(2, 48, 32), "vae", 16),
+                Drawing(picture(1, 32, 48), copies=2),
+            ),
+        ),
     }
 
 
@@ -176,5 +188,5 @@ def test_fresh_weights_are_reproducible_and_start_as_bagel_does():
     assert float(a["language_model.model.layers.0.self_attn.q_norm.weight"].mean()) == 1
 
 
-def test_the_tiny_preset_stays_below_8_mib_in_bfloat16():
-    assert 2 * sum(p.numel() for p in Bagel(TINY).parameters()) < 8 * 2**20
+def test_the_tiny_preset_stays_below_10_mb_in_bfloat16():
+    assert 2 * sum(p.numel() for p in Bagel(TINY).parameters()) < 10e6

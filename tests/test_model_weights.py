@@ -1,4 +1,5 @@
 """A model folder comes back as it went out, and says in one line each what is wrong with it."""
+
 from __future__ import annotations
 
 import json
@@ -16,7 +17,9 @@ from unify_agent.model.config import BAGEL_7B_MOT, TINY, llm_from_json, llm_to_j
 from unify_agent.model.vae import FluxVae
 from unify_agent.model.weights import Description, ModelFolder, load_model, save_folder
 
-DESCRIPTION = Description("paper", {"vae": Transform(64, 64, 16), "vit": Transform(56, 56, 14)}, "openmoji", {"steps": 3})
+DESCRIPTION = Description(
+    "paper", {"vae": Transform(64, 64, 16), "vit": Transform(56, 56, 14)}, "openmoji", {"steps": 3}
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,9 @@ def saved(tmp_path_factory) -> Path:
     (folder / "tokenizer" / "tokenizer.json").write_text("{}")
     vae = FluxVae(golden_config().vae)
     vae.load_original(golden("tiny_ae"), "tiny_ae")
-    return save_folder(folder / "out", golden_model().state_dict(), golden_config(), vae, folder / "tokenizer", DESCRIPTION)
+    return save_folder(
+        folder / "out", golden_model().state_dict(), golden_config(), vae, folder / "tokenizer", DESCRIPTION
+    )
 
 
 @pytest.fixture
@@ -57,7 +62,9 @@ def test_a_loaded_model_computes_and_trains(saved):
 
 def test_bfloat16_comes_back_bit_by_bit(saved, tmp_path):
     state = {name: value.bfloat16() for name, value in golden_model().state_dict().items()}
-    out = save_folder(tmp_path / "half", state, golden_config(), ModelFolder(saved).vae(), saved, DESCRIPTION, torch.bfloat16)
+    out = save_folder(
+        tmp_path / "half", state, golden_config(), ModelFolder(saved).vae(), saved, DESCRIPTION, torch.bfloat16
+    )
     loaded = load_model(out, torch.bfloat16).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
     assert all(value.dtype == torch.bfloat16 for value in load_file(out / "ema.safetensors").values())
@@ -75,7 +82,7 @@ def test_shards_with_an_index_are_read(copy):
     loaded = load_model(copy).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
     (copy / "b.safetensors").unlink()
-    with pytest.raises(UserError, match="b.safetensors"):
+    with pytest.raises(UserError, match=r"b\.safetensors"):
         load_model(copy)
 
 
@@ -105,10 +112,9 @@ def test_every_wrong_tensor_has_its_line(copy):
 def test_a_file_cut_short_is_named(copy, name):
     data = (copy / name).read_bytes()
     (copy / name).write_bytes(data[: len(data) // 2])
+    folder = ModelFolder(copy)
     with pytest.raises(UserError, match=name):
-        folder = ModelFolder(copy)
-        load_model(folder)
-        folder.vae()
+        load_model(folder) if name == "ema.safetensors" else folder.vae()
 
 
 @pytest.mark.parametrize("name", ["ema.safetensors", "ae.safetensors", "vit_config.json"])
@@ -118,16 +124,19 @@ def test_a_file_that_is_absent_is_named(copy, name):
         load_model(copy)
 
 
-@pytest.mark.parametrize("file, change, message", [
-    ("llm_config.json", {"hidden_sise": 3}, "did you mean 'hidden_size'"),
-    ("llm_config.json", {"hidden_act": "gelu"}, "hidden_act"),
-    ("llm_config.json", {"num_key_value_heads": 3}, "num_key_value_heads 3"),
-    ("vit_config.json", {"image_size": 140}, "both tables share their ids"),
-    ("unify_agent.json", {"layout": "papper"}, "did you mean 'paper'"),
-    ("unify_agent.json", {"transforms": {"vae": {}}}, "transforms"),
-    ("unify_agent.json", {"sizes": {"max_latent": 3}}, "max_latent_size"),
-    ("unify_agent.json", {"color": 1}, "unknown key 'color'"),
-])
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("llm_config.json", {"hidden_sise": 3}, "did you mean 'hidden_size'"),
+        ("llm_config.json", {"hidden_act": "gelu"}, "hidden_act"),
+        ("llm_config.json", {"num_key_value_heads": 3}, "num_key_value_heads 3"),
+        ("vit_config.json", {"image_size": 140}, "both tables share their ids"),
+        ("unify_agent.json", {"layout": "papper"}, "did you mean 'paper'"),
+        ("unify_agent.json", {"transforms": {"vae": {}}}, "transforms"),
+        ("unify_agent.json", {"sizes": {"max_latent": 3}}, "max_latent_size"),
+        ("unify_agent.json", {"color": 1}, "unknown key 'color'"),
+    ],
+)
 def test_what_a_json_file_gets_wrong_is_named(copy, file, change, message):
     raw = json.loads((copy / file).read_text())
     (copy / file).write_text(json.dumps(raw | change))
@@ -138,7 +147,7 @@ def test_what_a_json_file_gets_wrong_is_named(copy, file, change, message):
 def test_nothing_is_written_when_a_tensor_is_missing(saved, tmp_path):
     state = dict(golden_model().state_dict())
     del state["llm2vae.bias"]
-    with pytest.raises(UserError, match="llm2vae.bias"):
+    with pytest.raises(UserError, match=r"llm2vae\.bias"):
         save_folder(tmp_path / "out", state, golden_config(), ModelFolder(saved).vae(), saved, DESCRIPTION)
     assert not (tmp_path / "out").exists()
 

@@ -1,8 +1,10 @@
 """Who attends to whom, computed: one oracle and the training back end.
 
-An attention is a callable `attend(layer, q, k, v)` with q [L, A, D], k and v [L, G, D] (after norm and rope) -> [L, A, D]; kv head
-g serves the A/G query heads from g*A/G on; the scale is 1/sqrt(D). Generation brings its own callable, backed by a cache.
+An attention is a callable `attend(layer, q, k, v)` with q [L, A, D], k and v [L, G, D] (after norm and rope) -> [L,
+A, D]; kv head g serves the A/G query heads from g*A/G on; the scale is 1/sqrt(D). Generation brings its own callable,
+backed by a cache.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -79,8 +81,12 @@ class SegmentsAttention:
         with torch.autocast(device, enabled=False):
             queries = q.split(self.sizes)
             keys, values = _Windows.apply(k, self.windows), _Windows.apply(v, self.windows)
-            out = torch.cat([scaled_dot_product(*qkv, self._mask(i, q))
-                             for i, qkv in enumerate(zip(queries, keys, values, strict=True))])
+            out = torch.cat(
+                [
+                    scaled_dot_product(*qkv, self._mask(i, q))
+                    for i, qkv in enumerate(zip(queries, keys, values, strict=True))
+                ]
+            )
         return out.to(dtype)
 
     def _cut(self, size: int) -> Iterator[_Chunk]:
@@ -144,8 +150,8 @@ class SegmentsAttention:
 
 
 class _Windows(torch.autograd.Function):
-    """The rows of x [L, ...] that each window (a list of ranges) holds. Windows overlap, so the backward pass adds them up in one
-    tensor, where slicing would make and add one of full length for every window."""
+    """The rows of x [L, ...] that each window (a list of ranges) holds. Windows overlap, so the backward pass adds
+    them up in one tensor, where slicing would make and add one of full length for every window."""
 
     @staticmethod
     def forward(ctx, x: Tensor, windows: Sequence[Sequence[Range]]) -> tuple[Tensor, ...]:

@@ -1,9 +1,10 @@
 """BAGEL: text, ViT patches and VAE latents in one sequence, next tokens and velocities out.
 
-Axes: L slots of a pack, T text, P ViT patches, Q latent patches, C and M trained positions, H hidden. Parameter names are exactly
-those of a BAGEL checkpoint; the VAE is not part of the model. Sharding and checkpointing wrap `language_model.model.layers` and
-`vit_model.vision_model.encoder.layers` from outside.
+Axes: L slots of a pack, T text, P ViT patches, Q latent patches, C and M trained positions, H hidden. Parameter names
+are exactly those of a BAGEL checkpoint; the VAE is not part of the model. Sharding and checkpointing wrap
+`language_model.model.layers` and `vit_model.vision_model.encoder.layers` from outside.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -89,9 +90,10 @@ class Bagel(nn.Module):
     def forward(self, batch: PackedBatch, latents: Tensor, attend: Attend | None = None) -> LossSums:
         """The training forward pass of one pack.
 
-        `latents` [Q, 64]: clean latents in `latent_at` order (`vae.encode_batch`). `attend` defaults to exact attention over
-        `batch.spans`. Works under autocast; norms, rotary angles, noising and losses stay in float32. Every parameter takes part
-        whatever the pack lacks, so that gradients are zero rather than absent and ranks stay in step.
+        `latents` [Q, 64]: clean latents in `latent_at` order (`vae.encode_batch`). `attend` defaults to exact
+        attention over `batch.spans`. Works under autocast; norms, rotary angles, noising and losses stay in float32.
+        Every parameter takes part whatever the pack lacks, so that gradients are zero rather than absent and ranks
+        stay in step.
         """
         t = timesteps(batch.timestep_logits, self.config.timestep_shift)
         x = noised(latents, batch.flow_noise, t)
@@ -108,7 +110,8 @@ class Bagel(nn.Module):
         hidden = self.language_model.model(hidden, und_at, batch.latent_at, batch.rope_ids, attend)
 
         ce, ce_tokens = weighted_cross_entropy(
-            hidden[batch.ce_at], self.language_model.lm_head.weight, batch.ce_labels, batch.ce_weights)
+            hidden[batch.ce_at], self.language_model.lm_head.weight, batch.ce_labels, batch.ce_weights
+        )
         row = torch.empty(batch.length, dtype=torch.int64, device=text.device)
         row[batch.latent_at] = torch.arange(len(batch.latent_at), device=text.device)
         trained = row[batch.mse_at]
@@ -126,8 +129,9 @@ class Bagel(nn.Module):
 
 @torch.no_grad()
 def initialise(model: Bagel, seed: int) -> Bagel:
-    """Fresh weights in place: normal with deviation 1/sqrt(inputs) (0.017 at BAGEL's width, where it uses 0.02), the layers'
-    outputs smaller by sqrt(2 * layers), unit norms, zero biases; `gen` copies `und`, `llm2vae` is zero (BAGEL's start)."""
+    """Fresh weights in place: normal with deviation 1/sqrt(inputs) (0.017 at BAGEL's width, where it uses 0.02), the
+    layers' outputs smaller by sqrt(2 * layers), unit norms, zero biases; `gen` copies `und`, `llm2vae` is zero
+    (BAGEL's start)."""
     draw = torch.Generator().manual_seed(seed)
     depth = {"language_model": model.config.llm.num_hidden_layers, "vit_model": model.config.vit.layers_built}
     for name, module in model.named_modules():

@@ -1,8 +1,9 @@
 """What a model is made of, as frozen dataclasses, read from and written to BAGEL's own json files.
 
-Geometry that never changes: the VAE halves a picture three times and has 16 channels, a latent token is a 2 x 2 patch of it,
-so a token carries 64 numbers and covers 16 x 16 pixels (BAGEL, facts: parameter names and shapes).
+Geometry that never changes: the VAE halves a picture three times and has 16 channels, a latent token is a 2 x 2 patch
+of it, so a token carries 64 numbers and covers 16 x 16 pixels (BAGEL, facts: parameter names and shapes).
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,16 +14,49 @@ from typing import Any
 from unify_agent.errors import UserError
 
 # Keys of llm_config.json / vit_config.json that change nothing here, whatever their value.
-_LLM_IGNORED = frozenset({
-    "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "freeze_und", "initializer_range",
-    "layer_module", "layer_types", "max_window_layers", "model_type", "pad_token_id", "sliding_window", "tie_word_embeddings",
-    "qk_norm", "torch_dtype", "transformers_version", "use_cache", "use_sliding_window", "hidden_act", "rope_scaling",
-    "rope_parameters", "is_causal", "pretraining_tp",
-})
-_VIT_IGNORED = frozenset({
-    "architectures", "attention_dropout", "dtype", "hidden_act", "model_type", "num_channels", "rope", "torch_dtype",
-    "transformers_version", "_name_or_path", "projection_dim",
-})
+_LLM_IGNORED = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "freeze_und",
+        "initializer_range",
+        "layer_module",
+        "layer_types",
+        "max_window_layers",
+        "model_type",
+        "pad_token_id",
+        "sliding_window",
+        "tie_word_embeddings",
+        "qk_norm",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "use_sliding_window",
+        "hidden_act",
+        "rope_scaling",
+        "rope_parameters",
+        "is_causal",
+        "pretraining_tp",
+    }
+)
+_VIT_IGNORED = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "dtype",
+        "hidden_act",
+        "model_type",
+        "num_channels",
+        "rope",
+        "torch_dtype",
+        "transformers_version",
+        "_name_or_path",
+        "projection_dim",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -43,16 +77,22 @@ class LlmConfig:
     def __post_init__(self) -> None:
         if self.head_dim == 0:
             if self.hidden_size % self.num_attention_heads:
-                raise UserError(f"llm_config: hidden_size {self.hidden_size} is no multiple of "
-                                f"num_attention_heads {self.num_attention_heads}")
+                raise UserError(
+                    f"llm_config: hidden_size {self.hidden_size} is no multiple of "
+                    f"num_attention_heads {self.num_attention_heads}"
+                )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         if self.num_attention_heads % self.num_key_value_heads:
-            raise UserError(f"llm_config: num_attention_heads {self.num_attention_heads} is no multiple of "
-                            f"num_key_value_heads {self.num_key_value_heads}")
+            raise UserError(
+                f"llm_config: num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
         if self.head_dim % 2:
             raise UserError(f"llm_config: head_dim {self.head_dim} must be even for the rotary embedding")
         if self.hidden_size % 4:
-            raise UserError(f"llm_config: hidden_size {self.hidden_size} must be a multiple of 4 for the position tables")
+            raise UserError(
+                f"llm_config: hidden_size {self.hidden_size} must be a multiple of 4 for the position tables"
+            )
 
 
 @dataclass(frozen=True)
@@ -69,8 +109,10 @@ class VitConfig:
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
-            raise UserError(f"vit_config: hidden_size {self.hidden_size} is no multiple of "
-                            f"num_attention_heads {self.num_attention_heads}")
+            raise UserError(
+                f"vit_config: hidden_size {self.hidden_size} is no multiple of "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
 
     @property
     def layers_built(self) -> int:
@@ -126,8 +168,10 @@ class BagelConfig:
 
     def __post_init__(self) -> None:
         if self.vit.side != self.vit_max_num_patch_per_side:
-            raise UserError(f"vit: image_size {self.vit.image_size} / patch_size {self.vit.patch_size} is {self.vit.side}, "
-                            f"vit_max_num_patch_per_side says {self.vit_max_num_patch_per_side}: both tables share their ids")
+            raise UserError(
+                f"vit: image_size {self.vit.image_size} / patch_size {self.vit.patch_size} is {self.vit.side}, "
+                f"vit_max_num_patch_per_side says {self.vit_max_num_patch_per_side}: both tables share their ids"
+            )
 
     @property
     def latent_dim(self) -> int:
@@ -144,8 +188,16 @@ class BagelConfig:
 TINY = BagelConfig(
     # Every head has its own keys and values: with one shared head a layer could carry 32 numbers of a reference token.
     # Sequences are short, so a smaller theta leaves more rotary frequencies that tell neighbours apart.
-    llm=LlmConfig(vocab_size=2048, hidden_size=160, intermediate_size=384, num_hidden_layers=6,
-                  num_attention_heads=5, num_key_value_heads=5, rope_theta=1e4, max_position_embeddings=4096),
+    llm=LlmConfig(
+        vocab_size=2048,
+        hidden_size=160,
+        intermediate_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        rope_theta=1e4,
+        max_position_embeddings=4096,
+    ),
     vit=VitConfig(hidden_size=96, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, image_size=112),
     vae=VaeConfig(ch=16, ch_mult=(1, 2, 4, 4), num_res_blocks=1, norm_groups=4, scale_factor=1.0, shift_factor=0.0),
     max_latent_size=8,
@@ -153,9 +205,17 @@ TINY = BagelConfig(
 )
 
 BAGEL_7B_MOT = BagelConfig(
-    llm=LlmConfig(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
-                  num_attention_heads=28, num_key_value_heads=4),
-    vit=VitConfig(hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16, image_size=980),
+    llm=LlmConfig(
+        vocab_size=152064,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+    ),
+    vit=VitConfig(
+        hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16, image_size=980
+    ),
 )
 
 PRESETS = {"tiny": TINY, "bagel_7b_mot": BAGEL_7B_MOT}
@@ -171,7 +231,8 @@ def llm_from_json(raw: dict[str, Any], where: str = "llm_config.json") -> LlmCon
     _only(raw, "use_sliding_window", (False,), where)
     _only(raw, "rope_scaling", (None,), where)
     _only(raw, "attention_dropout", (0, 0.0), where)
-    # qk_norm, layer_module, freeze_und and tie_word_embeddings are overridden by BAGEL's own code, whatever the file says.
+    # qk_norm, layer_module, freeze_und and tie_word_embeddings are overridden by BAGEL's own code, whatever the file
+    # says.
     return _build(LlmConfig, raw, _LLM_IGNORED, where)
 
 
@@ -197,15 +258,24 @@ def llm_to_json(config: LlmConfig) -> dict[str, Any]:
     if config.head_dim * config.num_attention_heads == config.hidden_size:
         del raw["head_dim"]
     return raw | {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "attention_dropout": 0.0,
-        "initializer_range": 0.02, "tie_word_embeddings": False, "use_sliding_window": False, "use_cache": True,
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "use_cache": True,
     }
 
 
 def vit_to_json(config: VitConfig) -> dict[str, Any]:
     """vit_config.json as BAGEL's own loader expects it (it counts the layer that is never built)."""
     return dataclasses.asdict(config) | {
-        "model_type": "siglip_vision_model", "num_channels": 3, "hidden_act": "gelu_pytorch_tanh", "attention_dropout": 0.0,
+        "model_type": "siglip_vision_model",
+        "num_channels": 3,
+        "hidden_act": "gelu_pytorch_tanh",
+        "attention_dropout": 0.0,
     }
 
 
@@ -224,8 +294,9 @@ def _build(kind: type, raw: dict[str, Any], ignored: frozenset[str], where: str)
         if key not in fields and key not in ignored:
             near = difflib.get_close_matches(key, fields, n=1)
             raise UserError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    required = [n for n, f in fields.items()
-                if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    required = [
+        n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
     for name in required:
         if name not in raw:
             raise UserError(f"{where}: key {name!r} is missing")

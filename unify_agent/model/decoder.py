@@ -1,9 +1,10 @@
 """The Mixture-of-Transformers decoder: two sets of weights, one attention (BAGEL, facts: decoder numerics).
 
-Axes: L tokens, H hidden, A query heads, G kv heads, D head width. Tokens of the `und` expert (text, markers, ViT patches) use the
-plain weights, those of the `gen` expert (VAE latents) the ones named `_moe_gen`. All layers keep the two kinds in two tensors;
-only attention sees the tokens in their own order.
+Axes: L tokens, H hidden, A query heads, G kv heads, D head width. Tokens of the `und` expert (text, markers, ViT
+patches) use the plain weights, those of the `gen` expert (VAE latents) the ones named `_moe_gen`. All layers keep the
+two kinds in two tensors; only attention sees the tokens in their own order.
 """
+
 from __future__ import annotations
 
 import torch
@@ -28,7 +29,8 @@ class RmsNorm(nn.Module):
 
 
 class _Normalise(torch.autograd.Function):
-    """x / rms(x), computed in float32; keeps its result alone for the backward pass and halves the number of operations."""
+    """x / rms(x), computed in float32; keeps its result alone for the backward pass and halves the number of
+    operations."""
 
     @staticmethod
     def forward(ctx, x: Tensor, eps: float) -> Tensor:
@@ -108,8 +110,9 @@ class SelfAttention(nn.Module):
         v = part["v_proj" + suffix](x).unflatten(-1, (self.kv_heads, self.width))
         return part["q_norm" + suffix](q), part["k_norm" + suffix](k), v
 
-    def forward(self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor],
-                attend: Attend) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor], attend: Attend
+    ) -> tuple[Tensor, Tensor]:
         both = zip(self._qkv(und, ""), self._qkv(gen, "_moe_gen"), strict=True)
         q, k, v = (routing.join(a, b) for a, b in both)
         cos, sin = rope
@@ -128,11 +131,13 @@ class Layer(nn.Module):
             self.add_module("input_layernorm" + suffix, RmsNorm(config.hidden_size, config.rms_norm_eps))
             self.add_module("post_attention_layernorm" + suffix, RmsNorm(config.hidden_size, config.rms_norm_eps))
 
-    def forward(self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor],
-                attend: Attend) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor], attend: Attend
+    ) -> tuple[Tensor, Tensor]:
         """und [U, H] and gen [L - U, H] -> the same after one layer."""
         seen_und, seen_gen = self.self_attn(
-            layer, self.input_layernorm(und), self.input_layernorm_moe_gen(gen), routing, rope, attend)
+            layer, self.input_layernorm(und), self.input_layernorm_moe_gen(gen), routing, rope, attend
+        )
         und, gen = und + seen_und, gen + seen_gen
         und = und + self.mlp(self.post_attention_layernorm(und))
         gen = gen + self.mlp_moe_gen(self.post_attention_layernorm_moe_gen(gen))
@@ -153,8 +158,9 @@ class Decoder(nn.Module):
     def forward(self, hidden: Tensor, und: Tensor, gen: Tensor, rope_ids: Tensor, attend: Attend) -> Tensor:
         """All layers and the final norms.
 
-        hidden [L, H]; `und` and `gen` int64 rows of each expert, together every row once, in any order, either may be empty;
-        rope_ids [L]; `attend` is called once a layer -> [L, H], `und` rows after `norm`, `gen` rows after `norm_moe_gen`.
+        hidden [L, H]; `und` and `gen` int64 rows of each expert, together every row once, in any order, either may be
+        empty; rope_ids [L]; `attend` is called once a layer -> [L, H], `und` rows after `norm`, `gen` rows after
+        `norm_moe_gen`.
         """
         routing = Routing(und, gen)
         rope = rope_tables(rope_ids, self.config.head_dim, self.config.rope_theta)

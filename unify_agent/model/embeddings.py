@@ -1,4 +1,5 @@
 """Positions and time: fixed 2D tables, rotary angles, the timestep embedder (BAGEL, facts: decoder numerics)."""
+
 from __future__ import annotations
 
 import math
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 
 
 def sincos_table(side: int, dim: int) -> Tensor:
-    """float32 [side * side, dim], row `r * side + c`: the first half encodes the column, the second the row; in each, sines
-    then cosines of position * 10000^(-j / (dim/4)). Computed in float64."""
+    """float32 [side * side, dim], row `r * side + c`: the first half encodes the column, the second the row; in each,
+    sines then cosines of position * 10000^(-j / (dim/4)). Computed in float64."""
     frequency = 10000.0 ** (-torch.arange(dim // 4, dtype=torch.float64) / (dim / 4))
     angle = torch.arange(side, dtype=torch.float64)[:, None] * frequency
     line = torch.cat([angle.sin(), angle.cos()], dim=1)  # [side, dim/2]

@@ -2,6 +2,7 @@
 
 Axes: C trained text positions, V vocabulary, Q latent patches, M trained latent patches.
 """
+
 from __future__ import annotations
 
 import torch
@@ -23,8 +24,8 @@ def noised(clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
 
 
 class _WeightedCrossEntropy(torch.autograd.Function):
-    """Sum of weighted cross entropies; gradients are computed chunk by chunk in the forward pass, so that the full logits
-    never exist and the head's product is not computed a second time."""
+    """Sum of weighted cross entropies; gradients are computed chunk by chunk in the forward pass, so that the full
+    logits never exist and the head's product is not computed a second time."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor, dtype: torch.dtype, chunk: int):
@@ -58,12 +59,13 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         return grad_hidden * grad, grad_head * grad, None, None, None, None
 
 
-def weighted_cross_entropy(hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor,
-                           chunk: int = CE_CHUNK) -> tuple[Tensor, Tensor]:
+def weighted_cross_entropy(
+    hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor, chunk: int = CE_CHUNK
+) -> tuple[Tensor, Tensor]:
     """hidden [C, H], head [V, H], labels and weights [C] -> (sum of w_i * ce_i, ce [C] without gradient), both float32.
 
-    The head's product runs in the autocast dtype if there is one, else in the head's; everything after it in float32. An empty C
-    gives 0 with zero gradients.
+    The head's product runs in the autocast dtype if there is one, else in the head's; everything after it in float32.
+    An empty C gives 0 with zero gradients.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.dtype
@@ -72,6 +74,7 @@ def weighted_cross_entropy(hidden: Tensor, head: Tensor, labels: Tensor, weights
 
 
 def flow_matching(velocity: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Predicted velocity, clean latents and noise, each [M, 64] -> (sum over tokens of the mean squared error, it per token [M])."""
+    """Predicted velocity, clean latents and noise, each [M, 64] -> (sum over tokens of the mean squared error, it per
+    token [M])."""
     tokens = (velocity.float() - (noise - clean).float()).square().mean(-1)
     return tokens.sum(), tokens.detach()

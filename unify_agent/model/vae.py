@@ -1,9 +1,11 @@
 """FLUX's autoencoder: diffusers' `AutoencoderKL` behind BAGEL's key names and BAGEL's scaling.
 
 Axes: B pictures, C = 16 latent channels, H W pixels, h w latent patches (one is 2 x 2 latents, 16 x 16 pixels), P = 64.
-A posterior sample is always drawn, for context pictures too, then scaled: latent = scale * (mean + exp(logvar/2)*noise - shift)
-(BAGEL, facts: VAE). Pictures of different sizes never share a batch: padding would change their latents.
+A posterior sample is always drawn, for context pictures too, then scaled: latent = scale * (mean +
+exp(logvar/2)*noise - shift) (BAGEL, facts: VAE). Pictures of different sizes never share a batch: padding would
+change their latents.
 """
+
 from __future__ import annotations
 
 import re
@@ -42,7 +44,7 @@ def diffusers_name(name: str, levels: int) -> str:
     for pattern, replacement in _RULES:
         name = re.sub(pattern, replacement, name)
     if match := re.match(r"decoder\.up_blocks\.(\d+)\.", name):
-        name = f"decoder.up_blocks.{levels - 1 - int(match[1])}.{name[match.end():]}"
+        name = f"decoder.up_blocks.{levels - 1 - int(match[1])}.{name[match.end() :]}"
     return name
 
 
@@ -56,9 +58,14 @@ class FluxVae(nn.Module):
         widths = tuple(config.ch * m for m in config.ch_mult)
         self.config = config
         self.net = AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * len(widths), up_block_types=("UpDecoderBlock2D",) * len(widths),
-            block_out_channels=widths, layers_per_block=config.num_res_blocks, latent_channels=config.z_channels,
-            norm_num_groups=config.norm_groups, use_quant_conv=False, use_post_quant_conv=False,
+            down_block_types=("DownEncoderBlock2D",) * len(widths),
+            up_block_types=("UpDecoderBlock2D",) * len(widths),
+            block_out_channels=widths,
+            layers_per_block=config.num_res_blocks,
+            latent_channels=config.z_channels,
+            norm_num_groups=config.norm_groups,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
         )
 
     def encode_moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,8 +83,10 @@ class FluxVae(nn.Module):
     def original_state_dict(self) -> dict[str, Tensor]:
         """The weights under FLUX's own names and shapes (attention as 1 x 1 convolutions)."""
         ours = self.net.state_dict()
-        return {name: ours[key].reshape(*ours[key].shape, 1, 1) if _ATTENTION.search(name) else ours[key]
-                for name, key in self._names().items()}
+        return {
+            name: ours[key].reshape(*ours[key].shape, 1, 1) if _ATTENTION.search(name) else ours[key]
+            for name, key in self._names().items()
+        }
 
     def load_original(self, state: dict[str, Tensor], where: str) -> None:
         """Loads weights under FLUX's names, strictly.
@@ -92,10 +101,15 @@ class FluxVae(nn.Module):
         for name, key in names.items():
             if name not in state:
                 continue
-            value = state[name].squeeze(-1).squeeze(-1) if _ATTENTION.search(name) and state[name].dim() == 4 else state[name]
+            value = (
+                state[name].squeeze(-1).squeeze(-1)
+                if _ATTENTION.search(name) and state[name].dim() == 4
+                else state[name]
+            )
             if value.shape != ours[key].shape:
-                problems.append(f"{where}: tensor {name} is {tuple(value.shape)}, the configuration says "
-                                f"{tuple(ours[key].shape)}")
+                problems.append(
+                    f"{where}: tensor {name} is {tuple(value.shape)}, the configuration says {tuple(ours[key].shape)}"
+                )
             values[key] = value
         if problems:
             raise UserError("\n".join(problems))
@@ -103,7 +117,9 @@ class FluxVae(nn.Module):
 
     def _names(self) -> dict[str, str]:
         """original name -> diffusers' name, for every tensor there is."""
-        return {original: diffusers_name(original, len(self.config.ch_mult)) for original in original_names(self.config)}
+        return {
+            original: diffusers_name(original, len(self.config.ch_mult)) for original in original_names(self.config)
+        }
 
 
 def original_names(config: VaeConfig) -> list[str]:
@@ -116,7 +132,9 @@ def original_names(config: VaeConfig) -> list[str]:
 
     def middle(side: str, width: int) -> None:
         block(f"{side}.mid.block_1", width, width)
-        names.extend(f"{side}.mid.attn_1.{part}.{leaf}" for part in ("norm", "q", "k", "v", "proj_out") for leaf in conv)
+        names.extend(
+            f"{side}.mid.attn_1.{part}.{leaf}" for part in ("norm", "q", "k", "v", "proj_out") for leaf in conv
+        )
         block(f"{side}.mid.block_2", width, width)
 
     widths, last = [config.ch * m for m in config.ch_mult], len(config.ch_mult) - 1
@@ -154,7 +172,8 @@ def load_vae(file: Path | str, config: VaeConfig, dtype: torch.dtype = torch.flo
 
 
 def patchify(latent: Tensor, patch: int = 2) -> Tensor:
-    """[C, h*patch, w*patch] -> [h*w, patch*patch*C]: rows of patches; inside one (row, column, channel), channel fastest."""
+    """[C, h*patch, w*patch] -> [h*w, patch*patch*C]: rows of patches; inside one (row, column, channel), channel
+    fastest."""
     c, height, width = latent.shape
     h, w = height // patch, width // patch
     return latent.reshape(c, h, patch, w, patch).permute(1, 3, 2, 4, 0).reshape(h * w, patch * patch * c)
@@ -193,7 +212,8 @@ def encode_pictures(vae: FluxVae, images: list[Tensor], noise: list[Tensor]) -> 
 
 
 def encode_batch(vae: FluxVae, batch: PackedBatch, patch: int = 2) -> Tensor:
-    """The clean latents [Q, 64] of every latent segment of a pack, in `latent_at` order, float32, on the VAE's device."""
+    """The clean latents [Q, 64] of every latent segment of a pack, in `latent_at` order, float32, on the VAE's
+    device."""
     rows = [patchify(latent, patch) for latent in encode_pictures(vae, batch.vae_images, batch.vae_noise)]
     if not batch.latent_image:
         return torch.zeros(0, patch**2 * vae.config.z_channels, device=next(vae.parameters()).device)

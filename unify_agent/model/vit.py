@@ -1,8 +1,9 @@
 """The SigLIP vision tower on packed patches (BAGEL, facts: decoder numerics).
 
-Axes: P patches of all pictures, h hidden. Attention is full inside a picture and nowhere else; pictures with the same number of
-patches share one call.
+Axes: P patches of all pictures, h hidden. Attention is full inside a picture and nowhere else; pictures with the same
+number of patches share one call.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -103,7 +104,8 @@ class Vit(nn.Module):
 
 
 def _by_length(lengths: Sequence[int]) -> tuple[Tensor | None, list[tuple[int, int]]]:
-    """Patch order that brings pictures of one length together (None: it already is so), and (pictures, patches) groups."""
+    """Patch order that brings pictures of one length together (None: it already is so), and (pictures, patches)
+    groups."""
     sizes = sorted(set(lengths))
     groups = [(list(lengths).count(size), size) for size in sizes]
     if list(lengths) == sorted(lengths):
@@ -111,5 +113,11 @@ def _by_length(lengths: Sequence[int]) -> tuple[Tensor | None, list[tuple[int, i
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length)
-    order = [i for size in sizes for n, length in enumerate(lengths) if length == size for i in range(starts[n], starts[n + 1])]
+    order = [
+        i
+        for size in sizes
+        for n, length in enumerate(lengths)
+        if length == size
+        for i in range(starts[n], starts[n + 1])
+    ]
     return torch.tensor(order), groups

@@ -4,12 +4,14 @@
     ema.safetensors                       weights (or model.safetensors, or shards with an index)
     ae.safetensors                        the autoencoder under FLUX's names
     tokenizer.json, vocab.json, ...       the tokenizer
-    unify_agent.json                      what BAGEL's own code keeps in its source: sizes, autoencoder, layout preset, transforms,
-                                          prompts, provenance. A folder without it is a public release.
+    unify_agent.json                      what BAGEL's own code keeps in its source: sizes, autoencoder,
+                                          layout preset, transforms, prompts, provenance. A folder without it is
+                                          a public release.
 
-Loading is strict: every tensor that is missing, unexpected or misshapen is named, a line each. Tensors are read one by one into a
-model without storage, so the peak is the model itself.
+Loading is strict: every tensor that is missing, unexpected or misshapen is named, a line each. Tensors are read one
+by one into a model without storage, so the peak is the model itself.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -28,14 +30,28 @@ from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.layout import PRESETS
 from unify_agent.interleave.transforms import Transform
 from unify_agent.model.bagel import Bagel
-from unify_agent.model.config import (BagelConfig, VaeConfig, llm_from_json, llm_to_json, vae_from_json, vae_to_json,
-                                      vit_from_json, vit_to_json)
+from unify_agent.model.config import (
+    BagelConfig,
+    VaeConfig,
+    llm_from_json,
+    llm_to_json,
+    vae_from_json,
+    vae_to_json,
+    vit_from_json,
+    vit_to_json,
+)
 from unify_agent.model.embeddings import PositionTable
 from unify_agent.model.vae import FluxVae
 
 DESCRIPTION = "unify_agent.json"
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json",
-                   "added_tokens.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 WEIGHTS = ("ema", "model")
 TABLES = {"latent_pos_embed.pos_embed": "max_latent_size", "vit_pos_embed.pos_embed": "vit_max_num_patch_per_side"}
 _SHOWN = 20
@@ -58,7 +74,8 @@ class Description:
 
     layout: str = "released"
     transforms: Mapping[str, Transform] = field(
-        default_factory=lambda: {"vae": Transform(1024, 512, 16), "vit": Transform(980, 378, 14)})
+        default_factory=lambda: {"vae": Transform(1024, 512, 16), "vit": Transform(980, 378, 14)}
+    )
     prompts: str = "full"
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -120,12 +137,16 @@ class ModelFolder:
                 found: dict[str, Path] = {}
                 for shard in sorted(set(placed.values())):
                     found |= {name: self.path / shard for name in tensor_shapes(self.path / shard)}
-                lost = [f"{index}: tensor {name} is not in {shard}" for name, shard in placed.items() if name not in found]
+                lost = [
+                    f"{index}: tensor {name} is not in {shard}" for name, shard in placed.items() if name not in found
+                ]
                 if lost:
                     raise WeightsError(lost)
                 return found
-        raise UserError(f"{self.path}: no weights; expected ema.safetensors, model.safetensors or one of them in shards "
-                        "with an index")
+        raise UserError(
+            f"{self.path}: no weights; expected ema.safetensors, model.safetensors or one of them in shards "
+            "with an index"
+        )
 
     def _config(self, raw: dict[str, Any], file: Path) -> BagelConfig:
         llm = llm_from_json(files.read_json(self.path / "llm_config.json"), str(self.path / "llm_config.json"))
@@ -134,7 +155,11 @@ class ModelFolder:
         sizes = raw.get("sizes")
         if sizes is None:  # a public release keeps its sizes in its tables
             places = self.tensor_files()
-            sizes = {key: round(tensor_shapes(places[name])[name][0] ** 0.5) for name, key in TABLES.items() if name in places}
+            sizes = {
+                key: round(tensor_shapes(places[name])[name][0] ** 0.5)
+                for name, key in TABLES.items()
+                if name in places
+            }
         known = {f.name for f in dataclasses.fields(BagelConfig)} - {"llm", "vit", "vae"}
         for key in sizes:
             if key not in known:
@@ -142,8 +167,9 @@ class ModelFolder:
         return BagelConfig(llm=llm, vit=vit, vae=vae, **sizes)
 
 
-def load_model(folder: ModelFolder | Path | str, dtype: torch.dtype = torch.float32,
-               device: torch.device | str = "cpu") -> Bagel:
+def load_model(
+    folder: ModelFolder | Path | str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Bagel:
     """Reads a folder's weights, strictly; the position tables are computed, not read.
 
     Raises:
@@ -157,8 +183,13 @@ def load_model(folder: ModelFolder | Path | str, dtype: torch.dtype = torch.floa
     by_file: dict[Path, list[str]] = {}
     for name, file in places.items():
         by_file.setdefault(file, []).append(name)
-    unbuilt = (f"vit_model.vision_model.encoder.layers.{folder.config.vit.layers_built}.", "vit_model.vision_model.head.")
-    problems = [f"{folder.path}: tensor {name} is missing" for name in wanted if name not in places and name not in TABLES]
+    unbuilt = (
+        f"vit_model.vision_model.encoder.layers.{folder.config.vit.layers_built}.",
+        "vit_model.vision_model.head.",
+    )
+    problems = [
+        f"{folder.path}: tensor {name} is missing" for name in wanted if name not in places and name not in TABLES
+    ]
     for file, names in by_file.items():
         shapes = tensor_shapes(file)
         for name in names:
@@ -181,10 +212,18 @@ def load_model(folder: ModelFolder | Path | str, dtype: torch.dtype = torch.floa
     return model
 
 
-def save_folder(out: Path | str, state: Mapping[str, Tensor], config: BagelConfig, vae: FluxVae, tokenizer: Path | str,
-                description: Description, dtype: torch.dtype = torch.float32) -> Path:
-    """Writes a complete folder, or nothing. `state`: the model's weights or their moving average, whole tensors under BAGEL's
-    names; `tokenizer`: a folder whose tokenizer files are copied; `dtype`: of ema.safetensors (the autoencoder keeps its own).
+def save_folder(
+    out: Path | str,
+    state: Mapping[str, Tensor],
+    config: BagelConfig,
+    vae: FluxVae,
+    tokenizer: Path | str,
+    description: Description,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """Writes a complete folder, or nothing. `state`: the model's weights or their moving average, whole tensors under
+    BAGEL's names; `tokenizer`: a folder whose tokenizer files are copied; `dtype`: of ema.safetensors (the
+    autoencoder keeps its own).
 
     Raises:
         UserError: there is no tokenizer to copy, or a tensor is missing.
@@ -260,8 +299,9 @@ def _local(source: Path | str) -> Path:
         try:
             return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", "*.txt"]))
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-            raise UserError(f"{source}: neither a folder nor a model that the hub gives out "
-                            f"({str(error).splitlines()[0]})") from None
+            raise UserError(
+                f"{source}: neither a folder nor a model that the hub gives out ({str(error).splitlines()[0]})"
+            ) from None
     raise UserError(f"{source}: no such folder")
 
 
@@ -273,13 +313,17 @@ def _description(raw: dict[str, Any], file: Path) -> Description:
         try:
             given["transforms"] = {use: Transform(**raw["transforms"][use]) for use in ("vae", "vit")}
         except (KeyError, TypeError) as error:
-            raise UserError(f"{file}: transforms must give max_size, min_size and stride for vae and vit ({error})") from None
+            raise UserError(
+                f"{file}: transforms must give max_size, min_size and stride for vae and vit ({error})"
+            ) from None
     return Description(**given)
 
 
 def _to_json(config: BagelConfig, description: Description) -> dict[str, Any]:
-    sizes = {key: getattr(config, key) for key in
-             ("latent_patch_size", "max_latent_size", "vit_max_num_patch_per_side", "timestep_shift")}
+    sizes = {
+        key: getattr(config, key)
+        for key in ("latent_patch_size", "max_latent_size", "vit_max_num_patch_per_side", "timestep_shift")
+    }
     return {
         "layout": description.layout,
         "prompts": description.prompts,

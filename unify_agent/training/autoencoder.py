@@ -2,12 +2,15 @@
 
     loss = L1 + 0.5 L2 + edges (L1 of finite differences at 1/1, 1/2, 1/4 size) + kl_weight * max(KL, floor)
 
-The decoder sees the posterior sample with `latent_noise` more of it (relative to the latents' spread), so that latents which a
-small transformer draws only nearly right still decode well. What is kept is the moving average of the weights; at the end the
-measured mean and spread of the latents become ONE shift and ONE scale of `VaeConfig`, so that latents have mean 0, deviation 1.
+The decoder sees the posterior sample with `latent_noise` more of it (relative to the latents' spread), so that
+latents which a small transformer draws only nearly right still decode well. What is kept is the moving average of the
+weights; at the end the measured mean and spread of the latents become ONE shift and ONE scale of `VaeConfig`, so that
+latents have mean 0, deviation 1.
 
-Stopping is safe at any moment: the same call continues from the last checkpoint, with the same batches and the same noise.
+Stopping is safe at any moment: the same call continues from the last checkpoint, with the same batches and the same
+noise.
 """
+
 from __future__ import annotations
 
 import io
@@ -61,12 +64,14 @@ class AutoencoderConfig:
     vae: VaeConfig = field(default_factory=lambda: TINY.vae)
 
 
-def train_autoencoder(config: AutoencoderConfig, source: PictureSource, out: Path | str,
-                      report: Callable[[dict], None] | None = None) -> Path:
+def train_autoencoder(
+    config: AutoencoderConfig, source: PictureSource, out: Path | str, report: Callable[[dict], None] | None = None
+) -> Path:
     """Trains to `config.steps` and returns the folder with the result.
 
-    `out` gets `log.jsonl`, `checkpoint.pt` while under way, and at the end `ae.safetensors` (FLUX's key names, float32),
-    `vae.json` (the VaeConfig with measured scale and shift) and `metrics.json`. A finished folder is returned as it is.
+    `out` gets `log.jsonl`, `checkpoint.pt` while under way, and at the end `ae.safetensors` (FLUX's key names,
+    float32), `vae.json` (the VaeConfig with measured scale and shift) and `metrics.json`. A finished folder is
+    returned as it is.
 
     Raises:
         UserError: `out` holds a run with other settings.
@@ -104,9 +109,13 @@ def train_autoencoder(config: AutoencoderConfig, source: PictureSource, out: Pat
                 torch._foreach_lerp_(list(average.values()), [current[k] for k in average], 1 - decay)
             step += 1
             if step % config.log_every == 0 or step == config.steps:
-                row = {"step": step, **{k: float(v.detach()) for k, v in terms.items()}, "grad_norm": float(norm),
-                       "lr": optimizer.param_groups[0]["lr"],
-                       "seconds_per_step": round((time.monotonic() - started) / (step - first), 4)}
+                row = {
+                    "step": step,
+                    **{k: float(v.detach()) for k, v in terms.items()},
+                    "grad_norm": float(norm),
+                    "lr": optimizer.param_groups[0]["lr"],
+                    "seconds_per_step": round((time.monotonic() - started) / (step - first), 4),
+                }
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 if report:
@@ -136,7 +145,8 @@ def learning_rate(config: AutoencoderConfig, step: int) -> float:
 
 
 def edge_loss(drawn: Tensor, real: Tensor) -> Tensor:
-    """Mean absolute difference of horizontal and vertical gradients, at full, half and quarter size. [B, 3, H, W] -> []"""
+    """Mean absolute difference of horizontal and vertical gradients, at full, half and quarter size. [B, 3, H, W] ->
+    []"""
     total = drawn.new_zeros(())
     for level in range(3):
         if level:
@@ -159,8 +169,13 @@ def _losses(config: AutoencoderConfig, vae: FluxVae, real: Tensor, step: int) ->
         drawn = vae.decode(latent.contiguous(memory_format=torch.channels_last))
     drawn = drawn.float()
     kl = 0.5 * (mean.square() + logvar.exp() - 1 - logvar)  # nats, one a latent
-    terms = {"l1": (drawn - real).abs().mean(), "l2": (drawn - real).square().mean(), "edge": edge_loss(drawn, real),
-             "kl": kl.mean(), "latent_std": spread}
+    terms = {
+        "l1": (drawn - real).abs().mean(),
+        "l2": (drawn - real).square().mean(),
+        "edge": edge_loss(drawn, real),
+        "kl": kl.mean(),
+        "latent_std": spread,
+    }
     # The sum over a picture's latents, as FLUX's and Stable Diffusion's autoencoders weigh it.
     pull = config.kl_weight * kl.mean().clamp(min=config.kl_floor) * (kl.numel() / len(kl))
     return {"loss": terms["l1"] + 0.5 * terms["l2"] + terms["edge"] + pull, **terms}
@@ -171,8 +186,10 @@ def _finish(config: AutoencoderConfig, vae: FluxVae, source: PictureSource, out:
     """Measures the latents' mean and spread and the reconstruction on held-out pictures, then writes the result."""
     from safetensors.torch import save
 
-    seen = [_encode(vae, _tensor(source.batch(step, config.batch_size)))
-            for step in range(max(1, config.evaluate_pictures // config.batch_size))]
+    seen = [
+        _encode(vae, _tensor(source.batch(step, config.batch_size)))
+        for step in range(max(1, config.evaluate_pictures // config.batch_size))
+    ]
     mean, sigma = torch.cat([m for m, _ in seen]), torch.cat([s for _, s in seen])
     drawn = mean + sigma * torch.randn(mean.shape, generator=torch.Generator().manual_seed(config.seed))
     final = replace(config.vae, scale_factor=float(1 / drawn.std()), shift_factor=float(drawn.mean()))
@@ -189,14 +206,19 @@ def _finish(config: AutoencoderConfig, vae: FluxVae, source: PictureSource, out:
     squared = torch.cat(errors)
     files.write_bytes(out / "ae.safetensors", save({k: v.contiguous() for k, v in vae.original_state_dict().items()}))
     files.write_json(out / "vae.json", vae_to_json(final))
-    files.write_json(out / "metrics.json", {
-        "steps": config.steps, "pictures": len(held),
-        "psnr_db": round(float((-10 * squared.clamp(min=1e-10).log10()).mean()), 3),
-        "mean_absolute_error": round(float(torch.cat(absolute).mean()), 5),
-        "latent_mean": float(drawn.mean()), "latent_std": float(drawn.std()),
-        "posterior_std_over_latent_std": float(sigma.mean() / drawn.std()),
-        "channel_std_over_latent_std": [round(float(s), 3) for s in drawn.std(dim=(0, 2, 3)) / drawn.std()],
-    })
+    files.write_json(
+        out / "metrics.json",
+        {
+            "steps": config.steps,
+            "pictures": len(held),
+            "psnr_db": round(float((-10 * squared.clamp(min=1e-10).log10()).mean()), 3),
+            "mean_absolute_error": round(float(torch.cat(absolute).mean()), 5),
+            "latent_mean": float(drawn.mean()),
+            "latent_std": float(drawn.std()),
+            "posterior_std_over_latent_std": float(sigma.mean() / drawn.std()),
+            "channel_std_over_latent_std": [round(float(s), 3) for s in drawn.std(dim=(0, 2, 3)) / drawn.std()],
+        },
+    )
     (out / "checkpoint.pt").unlink(missing_ok=True)
     return out
 
@@ -242,5 +264,7 @@ def _trim_log(file: Path, step: int) -> None:
 def _same_settings(old: dict, new: dict, out: Path) -> None:
     for key in new:
         if old.get(key) != new[key]:
-            raise UserError(f"{out}: holds a run with {key} = {old.get(key)!r}, this one asks for {new[key]!r}; "
-                            "choose another folder or the same settings")
+            raise UserError(
+                f"{out}: holds a run with {key} = {old.get(key)!r}, this one asks for {new[key]!r}; "
+                "choose another folder or the same settings"
+            )
