@@ -37,14 +37,15 @@ def drawing(number: int) -> np.ndarray:
     return np.asarray(picture)
 
 
+KNOWN = 4
+
+
 def entities(unseen: int = 8) -> list[Entity]:
-    """All common things (train), `unseen` test entities and two for validation."""
-    things = [
-        Entity(
-            code, {"en": en, "zh": zh}, {"en": f"Common{n}", "zh": f"常{zh}"}, "tool", f"c{n}", "train", True, ("red",)
-        )
-        for n, (code, (en, zh)) in enumerate(COMMON.items())
-    ]
+    """`KNOWN` common things, further training things, `unseen` test entities and two for validation."""
+    things = []
+    for n, (code, (en, zh)) in enumerate(COMMON.items()):
+        name, alias = {"en": en, "zh": zh}, {"en": f"Alias{n}", "zh": f"常{zh}"}
+        things.append(Entity(code, name, alias, "tool", f"c{n}", "train", n < KNOWN, ("red",)))
     for n in range(unseen + 2):
         word, split = WORDS[n], "test" if n < unseen else "val"
         name = {"en": f"{word} wheel", "zh": f"轮子{'甲乙丙丁戊己庚辛壬癸子丑'[n]}"}
