@@ -103,9 +103,14 @@ def eval_command(model: Path, world: Path, runs: Path) -> list[str | Path]:
 
 
 def train_command(training: Path, world: Path) -> list[str | Path]:
-    """The fine-tuning as a user would call it."""
+    """The fine-tuning as a user would call it, on two processes where there are two cores: one thread each is faster
+    than two threads in one process, and the losses are the same."""
     source = f"[{{kind: trajectories, path: '{world / 'trajectories'}'}}]"
-    return ["train.py", "+recipe=openmoji_cpu", f"output={training}", f"model.path={BASE}", f"data.sources={source}"]
+    run = ["train.py", "+recipe=openmoji_cpu", f"output={training}", f"model.path={BASE}", f"data.sources={source}"]
+    if len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) < 2:
+        return run
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [*ranks, *run, "parallel.shard=1", "parallel.threads=1"]
 
 
 def _copy(final: Path, model: Path) -> None:
