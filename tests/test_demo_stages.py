@@ -94,7 +94,7 @@ def test_the_fine_tuning_command_composes_to_a_run(tmp_path):
 
     world = tmp_path / "a world"
     arguments = [str(each) for each in demo.train_command(tmp_path / "training", world)]
-    config = load_config(arguments[1:], ROOT / "configs", ROOT / "recipes")
+    config = load_config(arguments[arguments.index("train.py") + 1 :], ROOT / "configs", ROOT / "recipes")
     assert config.output == str(tmp_path / "training")
     assert [source.path for source in config.data.sources] == [str(world / "trajectories")]
     assert config.model.path == str(demo.BASE)
