@@ -100,7 +100,7 @@ def test_an_unknown_key_names_the_nearest_real_one(override, nearest):
         ("data.expected_tokens=50000", "data.expected_tokens"),
         ("data.dropout.vit=1.5", "data.dropout.vit"),
         ("garbage", "key=value"),
-        ("a=[1", "argument"),
+        ("a=[1", "key=value"),
     ],
 )
 def test_a_bad_value_is_one_line_that_names_the_key(override, says):

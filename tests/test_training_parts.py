@@ -139,7 +139,13 @@ def test_smoothing_is_a_trailing_mean():
 
 @pytest.mark.parametrize(
     ("shard", "replicate", "size", "mesh"),
-    [(None, None, 4, (1, 4)), (2, None, 4, (2, 2)), (None, 4, 4, (4, 1)), (1, None, 2, (2, 1)), (None, None, 1, (1, 1))],
+    [
+        (None, None, 4, (1, 4)),
+        (2, None, 4, (2, 2)),
+        (None, 4, 4, (4, 1)),
+        (1, None, 2, (2, 1)),
+        (None, None, 1, (1, 1)),
+    ],
 )
 def test_what_is_omitted_of_the_mesh_is_inferred(shard, replicate, size, mesh):
     assert parallel.mesh_shape(ParallelConfig(shard=shard, replicate=replicate), size) == mesh
@@ -151,7 +157,11 @@ def test_a_mesh_that_does_not_multiply_to_the_ranks_is_refused_with_what_would()
 
 
 def test_a_plugin_that_is_not_there_names_the_key():
-    for name, says in [("nowhere", "package.module:Class"), ("no.where:X", "no module no"), ("math:nope", "has no nope")]:
+    for name, says in [
+        ("nowhere", "package.module:Class"),
+        ("no.where:X", "no module no"),
+        ("math:nope", "has no nope"),
+    ]:
         with pytest.raises(UserError, match=f"key={name}.*{says}"):
             plugins.load(name, "key")
     assert plugins.load("math:pi", "key") == math.pi

@@ -92,13 +92,6 @@ def test_a_run_on_other_data_does_not_continue_silently(base, unbroken):
         fit(compose([*base, f"output={unbroken}", "steps=3"]))
 
 
-def test_accumulation_is_part_of_the_step_not_of_the_loss(base, unbroken):
-    """Two packs of one step weigh by their tokens: their mean loss is that of all tokens together."""
-    row = rows(unbroken)[0]
-    roles = [key for key in row if key.startswith("ce_role/")]
-    assert row["tokens"] > 0 and roles and row["samples"] > 2
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

@@ -1,4 +1,4 @@
-"""Run by torchrun in test_training_distributed: several runs in one process group's life each, one after another.
+"""Run by torchrun in test_training_distributed: several runs in one process group, one after another.
 
 Arguments: a JSON list of lists of overrides; a run whose first entry is "uneven" takes one step in which rank 0
 has text only and rank 1 pictures only, and rank 0 writes its row to the output folder.
@@ -7,6 +7,8 @@ has text only and rank 1 pictures only, and rank 0 writes its row to the output 
 import json
 import sys
 from pathlib import Path
+
+import torch.distributed as dist
 
 from unify_agent import files
 from unify_agent.interleave.batch import pack
@@ -34,15 +36,17 @@ def uneven(config: Config) -> None:
     packs = [pack([each], builder.rules, seed=0) for each in documents]
     trainer = Trainer(config, world, parts)
     row = [trainer.stepper.step(number, packs[world.rank :: world.size]) for number in range(2)][-1]
-    weights = sum(float(parallel.full(p).double().abs().sum()) for p in trainer.model.parameters())
+    weights = sum(float(parallel.full(p.detach()).double().abs().sum()) for p in trainer.model.parameters())
     if world.main:
         files.write_json(Path(config.output) / "row.json", row | {"weights": weights})
     parallel.stop(world)
 
 
 if __name__ == "__main__":
+    dist.init_process_group("gloo")
     for overrides in json.loads(sys.argv[1]):
         if overrides[0] == "uneven":
             uneven(compose(overrides[1:]))
         else:
             fit(compose(overrides))
+    dist.destroy_process_group()

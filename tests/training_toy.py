@@ -1,5 +1,6 @@
 """A source and a start folder small enough to train on in a test."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,23 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from unify_agent import files
 from unify_agent.datasets.sources import Source, SourceContext
 from unify_agent.interleave.segments import Document, Drawing, Picture, Text
-from unify_agent.model.config import TINY, vae_to_json
+from unify_agent.model.config import TINY, LlmConfig, VitConfig, vae_to_json
 from unify_agent.model.vae import FluxVae
+
+TOY = replace(
+    TINY,
+    llm=LlmConfig(
+        vocab_size=272,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ),
+    vit=VitConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=112),
+    vae=replace(TINY.vae, ch=8),
+)
+"""A hundredth of the embedded world's model."""
 
 WORDS = ("red square", "blue disc", "a green thing", "nothing much to see here")
 
@@ -50,16 +66,17 @@ class ToySource(Source):
 def write_start(folder: Path) -> list[str]:
     """An untrained autoencoder and a tokenizer of bytes; returns the settings that train on them."""
     torch.manual_seed(0)
-    vae = FluxVae(TINY.vae)
+    vae = FluxVae(TOY.vae)
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.contiguous() for k, v in vae.original_state_dict().items()}, folder / "ae.safetensors")
-    files.write_json(folder / "vae.json", vae_to_json(TINY.vae))
+    files.write_json(folder / "vae.json", vae_to_json(TOY.vae))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(folder / "tokenizer.json"))
     return [
         "model=tiny",
+        "model.arch=tests.training_toy:TOY",
         "data=openmoji",
         "optim=tiny",
         f"model.vae={folder}",

@@ -54,7 +54,9 @@ def assemble(config: Config, world: World) -> Assembly:
     """Raises UserError, in one line, for whatever of the configuration's files is missing or does not fit."""
     if not config.data.sources:
         raise UserError("data.sources is empty: name a folder of trajectories, or choose a recipe with +recipe=NAME")
-    model, vae, grammar, tokenizer, origin = _pretrained(config) if config.model.init == "pretrained" else _random(config)
+    model, vae, grammar, tokenizer, origin = (
+        _pretrained(config) if config.model.init == "pretrained" else _random(config)
+    )
     shape = model.config
     if grammar.size > shape.llm.vocab_size:
         raise UserError(
@@ -95,21 +97,31 @@ def _pretrained(config: Config) -> tuple[Bagel, FluxVae, Grammar, Path, str]:
 def _random(config: Config) -> tuple[Bagel, FluxVae, Grammar, Path, str]:
     for key in ("arch", "vae", "tokenizer"):
         if getattr(config.model, key) is None:
-            raise UserError(f"model.{key} is not set: model.init=random needs model.arch, model.vae and model.tokenizer")
+            raise UserError(
+                f"model.{key} is not set: model.init=random needs model.arch, model.vae and model.tokenizer"
+            )
     arch = str(config.model.arch)
-    if arch not in PRESETS:
-        raise UserError(f"model.arch={arch}: no such preset{nearest(arch, list(PRESETS))}")
+    base = architecture(arch)
     folder, tokenizer = Path(str(config.model.vae)), Path(str(config.model.tokenizer))
     if not (folder / "vae.json").is_file():
         raise UserError(f"model.vae={folder}: no autoencoder here; train one: python train.py +recipe=openmoji_vae")
     shape = replace(
-        PRESETS[arch],
+        base,
         vae=vae_from_json(files.read_json(folder / "vae.json"), str(folder / "vae.json")),
         timestep_shift=config.loss.timestep_shift,
     )
     vae = load_vae(folder / "ae.safetensors", shape.vae)
     model = initialise(Bagel(shape), config.seed)
     return model, vae, Grammar.load(tokenizer), tokenizer, f"random weights ({arch}, seed {config.seed})"
+
+
+def architecture(name: str) -> BagelConfig:
+    """A preset, or the `BagelConfig` that `package.module:NAME` names."""
+    if ":" in name:
+        return plugins.load(name, "model.arch")
+    if name not in PRESETS:
+        raise UserError(f"model.arch={name}: no such preset{nearest(name, list(PRESETS))}")
+    return PRESETS[name]
 
 
 def _transform(config: TransformConfig, key: str, patch: int, side: int) -> Transform:

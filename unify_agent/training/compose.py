@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Iterator, Sequence, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from unify_agent.errors import UserError, nearest
@@ -96,7 +97,9 @@ def _one_line(error: Exception) -> str:
     missing = _search(r"Could not find '([^']+)'", text)
     if missing:
         group, _, option = missing.rpartition("/")
-        options = re.findall(r"^\t(.+)$", text.partition("Available options")[2].partition("Config search path")[0], re.M)
+        options = re.findall(
+            r"^\t(.+)$", text.partition("Available options")[2].partition("Config search path")[0], re.M
+        )
         return f"unknown option {option!r} for {group}{nearest(option, options)}"
     for line in (str(cause), text):
         if full_key and re.search(r"\bnot in\b", line):
@@ -110,7 +113,9 @@ def _one_line(error: Exception) -> str:
         return f"{full_key}{where}: {summary}"
     if "parsing override" in text or "viable alternative" in text or "mismatched input" in text:
         asked = _search(r"parsing override '([^']*)'", text)
-        return f"cannot read the argument {asked!r}: write key=value" if asked else f"cannot read an argument: {summary}"
+        return (
+            f"cannot read the argument {asked!r}: write key=value" if asked else f"cannot read an argument: {summary}"
+        )
     return summary
 
 
@@ -155,8 +160,17 @@ def check(config: schema.Config) -> None:
     one_of("export.weights", schema.WEIGHTS)
     one_of("export.dtype", schema.DTYPES)
     one_of("parallel.dtype", schema.DTYPES)
-    for key in ("steps", "parallel.packs_per_step", "checkpoint.every", "checkpoint.keep_last", "logging.every",
-                "data.window_steps", "data.noise_copies", "data.expected_tokens", "vae.batch_size"):
+    for key in (
+        "steps",
+        "parallel.packs_per_step",
+        "checkpoint.every",
+        "checkpoint.keep_last",
+        "logging.every",
+        "data.window_steps",
+        "data.noise_copies",
+        "data.expected_tokens",
+        "vae.batch_size",
+    ):
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part)

@@ -26,7 +26,7 @@ class ModelConfig:
     init: str = "pretrained"
     """`pretrained` needs `path`. `random` must be said explicitly and needs `arch`, `vae` and `tokenizer`."""
     arch: Optional[str] = None
-    """Architecture preset for `init=random`, e.g. `tiny`."""
+    """Architecture for `init=random`: a preset such as `tiny`, or `package.module:NAME` of a BagelConfig."""
     vae: Optional[str] = None
     """Folder whose `ae.safetensors` is used with `init=random`."""
     tokenizer: Optional[str] = None

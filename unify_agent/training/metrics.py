@@ -92,7 +92,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 class MetricsLog:
     """Appends rows to `metrics.jsonl` and to Weights & Biases or TensorBoard where the run asks for them."""
 
-    def __init__(self, folder: Path, steps_done: int, wandb: bool, tensorboard: bool, project: str, config: dict) -> None:
+    def __init__(
+        self, folder: Path, steps_done: int, wandb: bool, tensorboard: bool, project: str, config: dict
+    ) -> None:
         path = folder / "metrics.jsonl"
         kept = [each for each in read(path) if each["step"] <= steps_done]  # later ones are trained again
         files.write_text(path, "".join(json.dumps(each) + "\n" for each in kept))
@@ -141,9 +143,7 @@ def _start_tensorboard(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError(
-            "logging.tensorboard=true needs the extra: pip install 'unify-agent[tensorboard]'"
-        ) from None
+        raise UserError("logging.tensorboard=true needs the extra: pip install 'unify-agent[tensorboard]'") from None
     return SummaryWriter(str(folder / "tensorboard"))
 
 

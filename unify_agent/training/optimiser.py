@@ -29,7 +29,12 @@ def build(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over all trained parameters, its state made at once so that a checkpoint can be read into it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(
-        parameters, lr=config.lr, betas=tuple(config.betas), eps=config.eps, weight_decay=config.weight_decay, fused=True
+        parameters,
+        lr=config.lr,
+        betas=tuple(config.betas),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
     )
     for p in parameters:
         device = p.device
@@ -42,7 +47,7 @@ def build(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """"name/exp_avg" etc. -> the optimiser's own tensors: loading into them restores it."""
+    """`name/exp_avg` and so on -> the optimiser's own tensors: loading into them restores it."""
     return {
         f"{name}/{key}": tensor
         for name, p in model.named_parameters()

@@ -31,6 +31,8 @@ class World:
     size: int
     device: torch.device
     mesh: DeviceMesh | None
+    joined: bool = False
+    """Whether `start` made the process group, so that `stop` ends it."""
 
     @property
     def main(self) -> bool:
@@ -95,7 +97,10 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 
 def start(config: ParallelConfig) -> World:
-    """Join the process group that torchrun describes in the environment; without one, a world of one."""
+    """Join the process group that torchrun describes in the environment; without one, a world of one.
+
+    A group that exists already is used and left standing.
+    """
     set_threads(config.threads)
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if torch.cuda.is_available():
@@ -111,12 +116,15 @@ def start(config: ParallelConfig) -> World:
         )
     if size == 1:
         return World(0, 1, device, None)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return World(rank, size, device, init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")))
+    join = not dist.is_initialized()
+    if join:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    return World(rank, size, device, mesh, join)
 
 
 def stop(world: World) -> None:
-    if world.mesh is not None and dist.is_initialized():
+    if world.joined:
         dist.destroy_process_group()
 
 

@@ -174,7 +174,7 @@ class Trainer:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT are noted and answered at the end of the step under way; a second SIGINT interrupts at once."""
+    """SIGTERM and SIGINT are noted and answered after the step under way; a second SIGINT interrupts at once."""
     caught: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

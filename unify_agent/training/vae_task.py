@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from unify_agent import files
-from unify_agent.errors import UserError, nearest
+from unify_agent.errors import UserError
 from unify_agent.training import plugins
 from unify_agent.training.compose import to_yaml
 from unify_agent.training.config import Config
@@ -22,13 +22,12 @@ def fit_vae(config: Config) -> int:
     kind = plugins.load(config.vae.pictures, "vae.pictures")
     source = plugins.call(kind, (), config.vae.options, "vae.options")
 
-    from unify_agent.model.config import PRESETS
+    from unify_agent.training.assembly import architecture
     from unify_agent.training.autoencoder import AutoencoderConfig, train_autoencoder
     from unify_agent.training.parallel import set_threads
 
-    arch = config.model.arch or "tiny"
-    if arch not in PRESETS:
-        raise UserError(f"model.arch={arch}: no such preset{nearest(arch, list(PRESETS))}")
+    if config.model.arch is None:
+        raise UserError("model.arch is not set: task=vae trains the autoencoder of an architecture")
     set_threads(config.parallel.threads)
     out = Path(config.output)
     settings = asdict(config.vae)
@@ -38,7 +37,7 @@ def fit_vae(config: Config) -> int:
         seed=config.seed,
         checkpoint_every=config.checkpoint.every,
         log_every=config.logging.every,
-        vae=PRESETS[arch].vae,
+        vae=architecture(config.model.arch).vae,
         **settings,
     )
     files.write_text(out / "config.yaml", to_yaml(config))
