@@ -26,7 +26,7 @@ class Bar:
     kind: str = "plain"
 
 
-def bars(rows: Sequence[Bar], width: int = 760, label_width: int = 270, height: int = 30) -> str:
+def bars(rows: Sequence[Bar], width: int = 860, label_width: int = 320, height: int = 30) -> str:
     """Horizontal bars from 0 to 1 with whiskers for the intervals."""
     right, top = 64, 22
     span = width - label_width - right

@@ -37,7 +37,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     ),
     "query_exact": (
         "Search words are exact",
-        "The invented alias is copied into the text search, the real name into the picture search.",
+        "The alias is copied into the text search, the real name into the picture search.",
     ),
     "references_right": ("The references show the thing", "The pictures that the agent chose are pictures of it."),
     "recaption_complete": (
@@ -174,8 +174,8 @@ def _examples(report: Report) -> str:
     return (
         "<h2>Examples, step by step</h2>"
         f'<p class="lead">{len(chosen)} of {len(report.shown)} requests, right and wrong in the same proportion as '
-        "over all. Read the left side from top to bottom; the right side compares the result with the truth, "
-        f"which the model never saw.</p>{cards}"
+        "over all. Read the left side from top to bottom; the numbers under the found pictures are the judge’s marks "
+        f"out of 10. The right side compares the result with the truth, which the model never saw.</p>{cards}"
     )
 
 
