@@ -1,6 +1,7 @@
 """The embedded world's evaluation, run by a policy whose every figure is known beforehand."""
 
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -306,6 +307,29 @@ def test_loss_curves_are_drawn_from_the_training_log(world, measured, shown):
     html = page(world, measured, shown, curves=rows)
     assert html.count("<polyline") == 3
     assert "<polyline" not in page(world, measured, shown)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_the_page_whole_on_a_phone_and_on_a_screen(world, measured, shown, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    file = tmp_path / "report.html"
+    file.write_text(page(world, measured, shown), encoding="utf-8")
+    patience = 120_000  # milliseconds
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"], timeout=patience
+        )
+        tab, problems = browser.new_page(), []
+        tab.set_default_timeout(patience)
+        tab.on("console", lambda message: problems.append(message.text))
+        tab.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+        for width in (390, 1280):
+            tab.set_viewport_size({"width": width, "height": 900})
+            tab.goto(file.as_uri())
+            assert tab.evaluate("document.documentElement.scrollWidth") == width
+            assert tab.evaluate("[...document.images].every(picture => picture.naturalWidth > 0)")
+        browser.close()
+    assert problems == []
 
 
 def test_examples_are_not_better_than_the_whole(shown):
