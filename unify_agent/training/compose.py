@@ -113,9 +113,7 @@ def _one_line(error: Exception) -> str:
         return f"{full_key}{where}: {summary}"
     if "parsing override" in text or "viable alternative" in text or "mismatched input" in text:
         asked = _search(r"parsing override '([^']*)'", text)
-        return (
-            f"cannot read the argument {asked!r}: write key=value" if asked else f"cannot read an argument: {summary}"
-        )
+        return f"cannot read the argument {asked or summary!r}: write key=value"
     return summary
 
 
