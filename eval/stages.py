@@ -25,6 +25,11 @@ INTERVAL = 0.5
 """Seconds between two looks at the memory."""
 
 
+def say(line: str) -> None:
+    """Print a line at once, so that it stands before what a child prints."""
+    print(line, flush=True)
+
+
 @dataclass
 class Record:
     """What is known of a stage. `peak_gib` is the resident memory of the whole process tree."""
@@ -87,7 +92,7 @@ class Memory:
 class Stages:
     """Runs the stages of one output folder."""
 
-    def __init__(self, out: Path, total: int, say: Callable[[str], None] = print) -> None:
+    def __init__(self, out: Path, total: int, say: Callable[[str], None] = say) -> None:
         self.path, self.total, self.say = Path(out) / "stages.json", total, say
         kept = read_json(self.path, "stage list") if self.path.is_file() else {}
         self.records = {name: Record(**record) for name, record in kept.items()}
@@ -140,12 +145,17 @@ class Stages:
 def command(arguments: Sequence[str | Path], root: Path) -> None:
     """Run one of the project's own commands with its output shown. Raises UserError when it fails."""
     line = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(line, cwd=root, check=False)
-    if done.returncode in (130, -signal.SIGINT):
+    with subprocess.Popen(line, cwd=root) as child:
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:  # the child was interrupted too, and may be writing down how far it came
+            child.wait()
+            raise
+    if code in (130, -signal.SIGINT):
         raise KeyboardInterrupt
-    if done.returncode:
-        how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else "failed"
-        raise UserError(f"this command {how}: {shlex.join(['python', *line[1:]])}", max(1, done.returncode))
+    if code:
+        how = f"was ended by signal {-code}" if code < 0 else "failed"
+        raise UserError(f"this command {how}: {shlex.join(['python', *line[1:]])}", max(1, code))
 
 
 def sources(root: Path, *patterns: str) -> list[str]:

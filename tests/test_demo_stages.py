@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +138,22 @@ def test_commands_say_what_is_wrong_in_one_line(tmp_path):
     assert empty.returncode == 2 and "no world here" in empty.stderr and len(empty.stderr.splitlines()) == 1
     wrong = call("openmoji", "--model", "m", "--world", "w", "--out", "o", "--variants", "ful")
     assert wrong.returncode == 2 and "did you mean 'full'" in wrong.stderr
+
+
+def test_an_interrupt_waits_until_the_child_has_put_its_work_away(tmp_path):
+    child = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: (pathlib.Path('kept').write_text('x'), sys.exit(130)))\n"
+        "pathlib.Path('ready').write_text('x')\n"
+        "signal.pause()\n"
+    )
+    (tmp_path / "child.py").write_text(child)
+    parent = (
+        f"from pathlib import Path\nfrom eval.stages import command\ncommand(['child.py'], Path({str(tmp_path)!r}))\n"
+    )
+    started = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE)
+    while not (tmp_path / "ready").exists() and started.poll() is None:
+        pass
+    os.killpg(started.pid, signal.SIGINT)
+    assert b"KeyboardInterrupt" in started.communicate()[1]
+    assert (tmp_path / "kept").exists()

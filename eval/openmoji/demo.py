@@ -23,7 +23,7 @@ from eval.openmoji.report import Drawn, Report, Shown, render
 from eval.openmoji.results import score_chunk
 from eval.openmoji.run import World
 from eval.openmoji.tasks import chosen, unseen_tasks
-from eval.stages import Stages, command, sources
+from eval.stages import Stages, command, say, sources
 from unify_agent.errors import UserError
 from unify_agent.files import read_json, whole_folder, write_json, write_text
 from unify_agent.training.metrics import read as read_metrics
@@ -82,13 +82,13 @@ def run(out: Path) -> None:
     )
     seconds = sum(record.seconds for record in stages.records.values())
     peak = max(record.peak_gib for record in stages.records.values())
-    print("[5/5] write the report")
+    say("[5/5] write the report")
     results = read_json(runs / "results.json", "results")
     facts = facts_of(results, {name: record.seconds for name, record in stages.records.items()}, peak, model)
     write_report(out, World(world), results, facts)
     write_json(out / "summary.json", summary(results, seconds, peak))
-    print(f"report: {out / 'report.html'}")
-    print(f"summary: {out / 'summary.json'}")
+    say(f"report: {out / 'report.html'}")
+    say(f"summary: {out / 'summary.json'}")
 
 
 def world_command(world: Path) -> list[str | Path]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 
 from data.openmoji.entities import Entity, load_entities
 from data.openmoji.pictures import Drawings, drawings_path
@@ -17,6 +18,7 @@ from data.openmoji.teacher import Teacher
 from eval.openmoji import store
 from eval.openmoji.tasks import Task, chosen, common_tasks, unseen_tasks
 from eval.openmoji.variants import Shuffle, Variant
+from eval.stages import say
 from unify_agent.agent.episode import Episode, Exchange
 from unify_agent.agent.judge import Judge, LabelJudge
 from unify_agent.agent.loop import Loop, Policy, Reply
@@ -94,6 +96,21 @@ def _ask_plainly(episode: Episode) -> None:
     episode.recaption, episode.stop = episode.request, "direct"
 
 
+class _Progress:
+    """A line on a terminal that says how far a chunk is; nothing elsewhere."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total, self._counts = title, total, {"reply": 0, "done": 0, "drawn": 0}
+        self.shown = Console(stderr=True).status(title)
+
+    def tell(self, episode: Episode, what: str) -> None:
+        """An event of the loop."""
+        if what in self._counts:
+            self._counts[what] += 1
+            turns, done, drawn = self._counts.values()
+            self.shown.update(f"{self._title}: {turns} turns, {done} of {self._total} recaptioned, {drawn} drawn")
+
+
 class Runner:
     """Runs and keeps chunks.
 
@@ -109,7 +126,7 @@ class Runner:
         base: Path | None,
         policy_of: Callable[[Path], tuple[Policy, Prompts, str]],
         count: int,
-        say: Say = print,
+        say: Say = say,
         batch: int = 100,
     ) -> None:
         self.world, self.out, self.model, self.base, self.say, self.batch = world, Path(out), model, base, say, batch
@@ -148,19 +165,22 @@ class Runner:
             Episode(id=t.id, request=t.request, language=t.language, name=t.name, seed=1000 * seed + k, options=options)
             for k, t in enumerate(tasks)
         ]
-        loop, stages = Loop(policy, self.world.index, judge, prompts), {"think": 0.0, "draw": 0.0}
-        for first in range(0, len(episodes), self.batch):
-            part = episodes[first : first + self.batch]
-            begun = time.monotonic()
-            if variant.speaker == "nobody":
-                for episode in part:
-                    _ask_plainly(episode)
-            else:
-                loop.think(part)
-            thought = time.monotonic()
-            loop.draw(part)
-            stages["think"] += thought - begun
-            stages["draw"] += time.monotonic() - thought
+        stages = {"think": 0.0, "draw": 0.0}
+        progress = _Progress(f"{variant.name}, seed {seed}", len(episodes))
+        loop = Loop(policy, self.world.index, judge, prompts, on_event=progress.tell)
+        with progress.shown:
+            for first in range(0, len(episodes), self.batch):
+                part = episodes[first : first + self.batch]
+                begun = time.monotonic()
+                if variant.speaker == "nobody":
+                    for episode in part:
+                        _ask_plainly(episode)
+                else:
+                    loop.think(part)
+                thought = time.monotonic()
+                loop.draw(part)
+                stages["think"] += thought - begun
+                stages["draw"] += time.monotonic() - thought
         broken = [e for e in episodes if e.error]
         if len(broken) == len(episodes):
             raise UserError(f"{variant.name}, seed {seed}: every request failed, the first with {broken[0].error}", 1)
