@@ -1,6 +1,7 @@
 """A run that was killed, stopped or refused: what remains, and what the same command does next."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -34,9 +35,9 @@ def unbroken(base, tmp_path_factory):
 
 def start(*overrides: str) -> subprocess.Popen:
     command = [sys.executable, "train.py", *overrides]
-    threads = os.environ.get("OMP_NUM_THREADS", "2")
+    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
     return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": threads}
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
 
 
@@ -58,18 +59,23 @@ def test_a_killed_run_goes_on_as_if_it_had_never_been_killed(base, unbroken, tmp
     output = tmp_path / "killed"
     process = start(*base, f"output={output}")
     until(process, "step 3/6")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [os.pidfd_open(int(child)) for child in children]
     process.kill()
     process.wait()
-    assert [each.step for each in complete(output / "checkpoints")] == [2]
+    for worker in workers:
+        assert select.select([worker], [], [], 60)[0], "a worker outlived its trainer"
+        os.close(worker)
+    assert complete(output / "checkpoints")[-1].step < 6
     assert fit(compose([*base, f"output={output}"])) == 0
     assert rows(output) == rows(unbroken)  # every loss and norm, bit for bit
 
 
-def test_sigterm_saves_and_says_how_to_continue(base, unbroken, tmp_path):
+def test_sigterm_to_the_whole_group_saves_and_says_how_to_continue(base, unbroken, tmp_path):
     output = tmp_path / "stopped"
     process = start(*base, f"output={output}")
     until(process, "step 1/6")
-    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
     rest = process.stdout.read()
     assert process.wait() == 128 + signal.SIGTERM
     assert "stopped by SIGTERM after step" in rest and "same command continues" in rest

@@ -30,10 +30,10 @@ def uneven(config: Config) -> None:
     world = parallel.start(config.parallel)
     parts = assemble(config, world)
     source = parts.loader.mixture.sources[0]
-    builder = parts.loader.builder
+    rules = parts.loader.builder.inner.rules
     documents = [source.document(index, None) for index in (0, 2)]
     documents[1] = type(documents[1])("pictures", documents[1].segments[:2] + documents[1].segments[3:])
-    packs = [pack([each], builder.rules, seed=0) for each in documents]
+    packs = [pack([each], rules, seed=0) for each in documents]
     trainer = Trainer(config, world, parts)
     row = [trainer.stepper.step(number, packs[world.rank :: world.size]) for number in range(2)][-1]
     weights = sum(float(parallel.full(p.detach()).double().abs().sum()) for p in trainer.model.parameters())

@@ -24,6 +24,7 @@ from unify_agent.model.weights import ModelFolder, load_model
 from unify_agent.training import plugins
 from unify_agent.training.config import Config, SourceConfig, TransformConfig
 from unify_agent.training.parallel import World
+from unify_agent.training.workers import WorkerDataset
 
 
 @dataclass
@@ -167,7 +168,7 @@ def _loader(config: Config, world: World, grammar: Grammar, pixels: Pixels, shap
         tag_ids=frozenset(grammar.tag_ids[tag] for tag in STRUCTURE_TAGS),
         tag_weight=config.loss.special_token_weight,
     )
-    return Loader(
+    loader = Loader(
         mixture,
         limits,
         rules,
@@ -178,6 +179,8 @@ def _loader(config: Config, world: World, grammar: Grammar, pixels: Pixels, shap
         preset=config.layout,
         dropout=Dropout(data.dropout.text, data.dropout.vit, data.dropout.vae),
     )
+    loader.builder = WorkerDataset(loader.builder)
+    return loader
 
 
 def _source(config: SourceConfig, context: SourceContext, key: str) -> Source:

@@ -10,7 +10,6 @@ checkpoint is the tensors and a step number, and a continued run repeats what an
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -177,13 +176,8 @@ class Trainer:
 def _signals() -> Iterator[list[int]]:
     """SIGTERM and SIGINT are noted and answered after the step under way; a second SIGINT interrupts at once."""
     caught: list[int] = []
-    owner = os.getpid()
 
     def note(number: int, _: FrameType | None) -> None:
-        if os.getpid() != owner:  # a loader's worker: it ends with the trainer, not with the terminal's Ctrl-C
-            if number == signal.SIGTERM:
-                os._exit(128 + number)
-            return
         if caught and number == signal.SIGINT:
             raise KeyboardInterrupt
         caught.append(number)
