@@ -44,11 +44,22 @@ def small_index(folder, docs=DOCS, images=IMAGES):
     rows = []
     for name, title, size in images:
         thing(name, size).save(folder / "raw" / f"{name}.png")
-        rows.append({"id": name, "title": title, "path": f"{name}.png", "source": "made here", "licence": "CC0",
-                     "labels": {"entity": name.split("-")[0], "kind": "good"}})
+        rows.append(
+            {
+                "id": name,
+                "title": title,
+                "path": f"{name}.png",
+                "source": "made here",
+                "licence": "CC0",
+                "labels": {"entity": name.split("-")[0], "kind": "good"},
+            }
+        )
     texts = [dict(zip(("title", "text", "lang", "source"), doc, strict=True)) for doc in docs]
-    return build_index(write_lines(folder / "raw" / "docs.jsonl", texts),
-                       write_lines(folder / "raw" / "images.jsonl", rows), folder / "index")
+    return build_index(
+        write_lines(folder / "raw" / "docs.jsonl", texts),
+        write_lines(folder / "raw" / "images.jsonl", rows),
+        folder / "index",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +161,12 @@ def test_a_faulty_record_names_file_and_line_and_leaves_the_old_index(tmp_path):
         build_index(tmp_path / "raw" / "docs.jsonl", images, folder)
     assert Index.open(folder).text_search("cat")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "docs.jsonl", "fake.png", "images.jsonl", "index", "raw"]
+        "docs.jsonl",
+        "fake.png",
+        "images.jsonl",
+        "index",
+        "raw",
+    ]
 
 
 def test_words_are_normalised():

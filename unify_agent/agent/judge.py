@@ -97,7 +97,7 @@ def title_match(title: str, subject: str) -> float:
     if holds(plain, subject) < 1.0:
         return 0.0
     rest = len(words(plain.replace(subject, " ", 1)))
-    return 1.0 if rest == 0 else 0.9 ** rest
+    return 1.0 if rest == 0 else 0.9**rest
 
 
 class LabelJudge:

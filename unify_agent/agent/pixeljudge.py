@@ -67,7 +67,7 @@ class Look:
 def look_at(picture: Image.Image) -> Look:
     """Measures an RGB picture of any size."""
     scale = SIDE / max(picture.size)
-    size = tuple(max(8, round(n * scale)) for n in picture.size)
+    size = (max(8, round(picture.width * scale)), max(8, round(picture.height * scale)))
     canvas = picture if picture.size == size else picture.resize(size, Image.Resampling.BILINEAR)
     raw = np.ascontiguousarray(np.asarray(canvas).transpose(2, 0, 1))
     pixels = raw.astype(np.float32) / 255
@@ -182,26 +182,27 @@ class PixelJudge:
         distance. Text pages show too little to be compared.
         """
         informative = [
-            at for at, look in enumerate(looks)
+            (at, look)
+            for at, look in enumerate(looks)
             if look is not None and named[at] > 0 and not (look.clutter > CLUTTER and look.darkness > DARK)
-        ]  # fmt: skip
+        ]
         count = len(informative)
         apart = np.full((count, count), np.inf)
-        for i, a in enumerate(informative):
-            for j, b in enumerate(informative):
+        for i, (_, look) in enumerate(informative):
+            for j, (_, other) in enumerate(informative):
                 if i != j:
-                    apart[i, j] = distance(looks[a], looks[b])
+                    apart[i, j] = distance(look, other)
         apart = np.minimum(apart, apart.T)
         result = [0.0] * len(looks)
-        for i, a in enumerate(informative):
+        for i, (at, _) in enumerate(informative):
             rest = np.arange(count) != i
             to_others = apart[i, rest]
             if count >= 4:
                 among = apart[np.ix_(rest, rest)][np.triu_indices(count - 1, 1)]
                 usual = float(np.median(among)) + FLOOR
-                result[a] = (float(np.median(to_others)) + FLOOR) / usual * (float(to_others.min()) / SAME) ** 0.28
+                result[at] = (float(np.median(to_others)) + FLOOR) / usual * (float(to_others.min()) / SAME) ** 0.28
             elif count >= 2:
-                result[a] = float(to_others.min()) / FEW
+                result[at] = float(to_others.min()) / FEW
         return result
 
     def _verdict(self, look: Look | None, named: float, oddness: float) -> Verdict:

@@ -176,7 +176,7 @@ class Recorder:
         trajectory = to_trajectory(episode, self.policy)
         if episode.picture is not None:
             data = png(episode.picture, {"prompt": episode.request, **episode.settings})
-            self._put(folder / trajectory.generated_image, data)
+            self._put(folder / "images" / f"{episode.id}_0.png", data)
         path = folder / "traj" / f"{episode.id}_trajectory.json"
         self._put(path, trajectory.to_json().encode())
         self.summary[f"{episode.category}/{episode.id}"] = {
@@ -193,6 +193,7 @@ class Recorder:
 
     def _pictures(self, episode: Episode, place: Path) -> None:
         for k, each in enumerate(episode.references, 1):
+            assert each.picture is not None, "a usable candidate has a picture"
             (place / f"image_{k}.png").write_bytes(png(each.picture))
         judged = self._all_judged(episode) if self.candidates else []
         for number, each in enumerate(judged, 1):

@@ -13,9 +13,7 @@ from unify_agent.agent.loop import Reply
 class ScriptedPolicy:
     """`say` gives the reply to an episode's input, `paint` its picture (uint8 [H, W, 3])."""
 
-    def __init__(
-        self, say: Callable[[Episode], str], paint: Callable[[Episode], np.ndarray], name: str = "scripted"
-    ):
+    def __init__(self, say: Callable[[Episode], str], paint: Callable[[Episode], np.ndarray], name: str = "scripted"):
         self.name, self._say, self._paint = name, say, paint
 
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:

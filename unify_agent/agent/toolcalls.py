@@ -127,7 +127,7 @@ def _untagged(text: str, mended: list[str]) -> list[str]:
     """A call without tags: a fenced block, or all of the reply from its first brace, that names one of the tools."""
     brace = text.find("{")
     blocks = _FENCE.findall(text) or ([text[brace:]] if brace >= 0 else [])
-    named = [block for block in blocks if re.search(rf"""["'](?:{'|'.join(TOOLS)})["']""", block)]
+    named = [block for block in blocks if re.search(rf"""["'](?:{"|".join(TOOLS)})["']""", block)]
     if named:
         mended.append("missing <tool_call>")
     return named
@@ -253,7 +253,7 @@ def _checked(name: str, given: dict[str, Any], mended: list[str]) -> ToolCall | 
     arguments: dict[str, Any] = {}
     for key, value in given.items():
         known = key if key in properties else _OTHER_NAMES.get(str(key).lower())
-        if known not in properties or known in arguments:
+        if known is None or known not in properties or known in arguments:
             mended.append(f"unknown argument {_short(key)} left out")
             continue
         if known != key:

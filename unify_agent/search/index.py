@@ -152,8 +152,15 @@ def _add_images(database: sqlite3.Connection, path: Path, pictures: Path) -> Non
         labels = record.get("labels", {})
         if not isinstance(labels, dict):
             raise UserError(f"{where}: 'labels' must be an object")
-        values = (image_id, name, width, height, _field(record, "source", where, ""),
-                  _field(record, "licence", where, ""), json.dumps(labels, ensure_ascii=False, sort_keys=True))
+        values = (
+            image_id,
+            name,
+            width,
+            height,
+            _field(record, "source", where, ""),
+            _field(record, "licence", where, ""),
+            json.dumps(labels, ensure_ascii=False, sort_keys=True),
+        )
         try:
             database.execute("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         except sqlite3.IntegrityError:
@@ -211,9 +218,7 @@ class Index:
         ranked = _rank(asked, normalise(q), found)[:top_k]
         return [TextHit(*self._row("SELECT title, text, source FROM docs WHERE id = ?", row)) for row in ranked]
 
-    def search_image(
-        self, q: str, location: str | None = None, hl: str | None = None, num: int = 8
-    ) -> list[ImageHit]:
+    def search_image(self, q: str, location: str | None = None, hl: str | None = None, num: int = 8) -> list[ImageHit]:
         """The best `num` pictures by title. `location` is part of the tool's schema; a local index has no places.
 
         Of a picture with titles in several languages, the one in `hl` (or without a language) is searched and shown;
@@ -230,7 +235,9 @@ class Index:
         for row in ranked:
             values = self._row(
                 "SELECT images.id, title, file, width, height, source, licence FROM titles"
-                " JOIN images ON images.id = titles.image WHERE titles.id = ?", row)
+                " JOIN images ON images.id = titles.image WHERE titles.id = ?",
+                row,
+            )
             hits.setdefault(values[0], ImageHit(values[0], values[1], self.folder / PICTURES / values[2], *values[3:]))
             if len(hits) == num:
                 break
@@ -247,7 +254,9 @@ class Index:
         """A picture by its id, with its first title. Raises KeyError for an unknown id."""
         row = self._database.execute(
             "SELECT images.id, title, file, width, height, source, licence FROM titles"
-            " JOIN images ON images.id = titles.image WHERE images.id = ? ORDER BY titles.id", (image_id,)).fetchone()
+            " JOIN images ON images.id = titles.image WHERE images.id = ? ORDER BY titles.id",
+            (image_id,),
+        ).fetchone()
         if row is None:
             raise KeyError(image_id)
         return ImageHit(row[0], row[1], self.folder / PICTURES / row[2], *row[3:])
@@ -285,13 +294,19 @@ class Index:
                 f"SELECT {table}.id, bm25({table}_fts, {weights}) AS score, {columns} FROM {table}_fts"
                 f" JOIN {table} ON {table}.id = {table}_fts.rowid"
                 f" WHERE {table}_fts MATCH ?{also}{of_lang} ORDER BY score, {table}.id LIMIT {CANDIDATES}",
-                [match, *(short if also else []), *lang_values]).fetchall()
+                [match, *(short if also else []), *lang_values],
+            ).fetchall()
         if short and (mode == "OR" or not long):
             known = {row[0] for row in rows}
-            rows += [row for row in self._database.execute(
-                f"SELECT id, 0.0, {columns} FROM {table} WHERE ({contains}){of_lang}"
-                f" ORDER BY {count} DESC, length(plain_title), id LIMIT {CANDIDATES}",
-                [*short, *lang_values, *short]) if row[0] not in known]
+            rows += [
+                row
+                for row in self._database.execute(
+                    f"SELECT id, 0.0, {columns} FROM {table} WHERE ({contains}){of_lang}"
+                    f" ORDER BY {count} DESC, length(plain_title), id LIMIT {CANDIDATES}",
+                    [*short, *lang_values, *short],
+                )
+                if row[0] not in known
+            ]
         return rows
 
 
