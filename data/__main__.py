@@ -10,6 +10,7 @@ from unify_agent import errors
 
 COMMANDS = {
     "world": ("data.openmoji.world", "build the embedded world"),
+    "base": ("data.openmoji.base", "put a pre-trained base model into the checkout"),
 }
 
 

@@ -133,6 +133,14 @@ def repeated(names: Names, language: str, rng: np.random.Generator) -> tuple[str
     return REPEAT[language].format(names=", ".join(chosen)), json.dumps(chosen, ensure_ascii=False)
 
 
+def echoed(names: Names, language: str, rng: np.random.Generator) -> tuple[str, str]:
+    """A list of one to eight names, short ones most often -> itself. Every token is to be copied, which is where
+    copying is learned: over a few tokens first, then over many."""
+    size = round(8 ** rng.random())
+    text = ", ".join(names.pick(language, rng) for _ in range(size))
+    return text, text
+
+
 def rewritten(names: Names, language: str, rng: np.random.Generator) -> tuple[str, str]:
     """A request -> the scene that it describes, in the words of a recaption."""
     name, scene = names.pick(language, rng), Scene.sample(rng)
@@ -140,9 +148,9 @@ def rewritten(names: Names, language: str, rng: np.random.Generator) -> tuple[st
 
 
 TASKS: dict[str, Callable[[Names, str, np.random.Generator], tuple[str, str]]] = {
-    "request": from_request, "pages": from_pages, "repeat": repeated, "rewrite": rewritten,
+    "request": from_request, "pages": from_pages, "repeat": repeated, "rewrite": rewritten, "echo": echoed,
 }  # fmt: skip
-SHARES = {"request": 0.35, "pages": 0.4, "repeat": 0.1, "rewrite": 0.15}
+SHARES = {"request": 0.25, "pages": 0.25, "repeat": 0.05, "rewrite": 0.1, "echo": 0.35}
 
 
 def sample(task: str, names: Names, rng: np.random.Generator) -> tuple[str, str]:

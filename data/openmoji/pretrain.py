@@ -35,14 +35,14 @@ from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.layout import assistant_text
 from unify_agent.interleave.segments import Document, Drawing, Picture, Segment, Text
 
-SHARES = {"reference": 0.5, "common": 0.1, "caption": 0.1, "copying": 0.3}
+SHARES = {"reference": 0.28, "common": 0.06, "caption": 0.06, "copying": 0.6}
 COPIES = {"reference": 4, "common": 2}
 WORLD = "outputs/world"
 VERSION = 1
 
 _LONGEST = {
     "asked": 42, "recaption": 66, "caption": 60,
-    "request": (42, 32), "pages": (168, 36), "repeat": (52, 52), "rewrite": (42, 54),
+    "request": (42, 32), "pages": (168, 36), "repeat": (52, 52), "rewrite": (42, 54), "echo": (72, 72),
 }  # fmt: skip
 """The most ids of a text, of (given, answer) in copying; whatever turns out longer is drawn anew."""
 

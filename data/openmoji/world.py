@@ -120,9 +120,13 @@ def build_world(
     for left in folder.glob(".trajectories.*.tmp"):  # of a run that was killed
         shutil.rmtree(left)
     if trajectories:
+        from data.openmoji import teacher
         from data.openmoji import trajectories as teaching
+        from unify_agent import agent
 
-        key = digest(known, searched, str(trajectories), _code(teaching))
+        library = sorted(Path(inspect.getfile(agent)).parent.rglob("*.py"))  # the loop that the teacher drives, and
+        library += sorted(Path(inspect.getfile(agent)).parent.rglob("*.yaml"))  # the words that it is asked with
+        key = digest(known, searched, str(trajectories), _code(teaching, teacher), *library)
         builder.stage(
             "trajectories", key, ["trajectories/summary.json"],
             lambda: _trajectories(folder, teaching.write_trajectories(folder, trajectories, workers=workers)),

@@ -11,6 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from data.openmoji.base import BASE
 from eval.openmoji.results import Encode, pixel_controls, plot, score_chunk, summarise, to_markdown
 from eval.openmoji.run import Runner, World
 from eval.openmoji.score import Scored
@@ -18,9 +19,6 @@ from eval.openmoji.tasks import unseen_tasks
 from eval.openmoji.variants import VARIANTS, Variant, select
 from unify_agent.errors import UserError
 from unify_agent.files import write_bytes, write_json, write_text
-
-BASE = Path(__file__).resolve().parents[2] / "data" / "openmoji" / "base"
-"""The committed model before fine-tuning."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

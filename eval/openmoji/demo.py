@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data.openmoji.base import BASE, check
 from eval.metrics import Figure
 from eval.openmoji import store
-from eval.openmoji.command import BASE
 from eval.openmoji.report import Drawn, Report, Shown, render
 from eval.openmoji.results import score_chunk
 from eval.openmoji.run import World
@@ -65,6 +65,7 @@ def run(out: Path) -> None:
         lambda: command(world_command(world), ROOT),
         keep=True,
     )
+    check(world, BASE)
     stages.run(
         "training",
         "fine-tune the base model on the teacher's trajectories",
