@@ -1,7 +1,7 @@
 """The tiny base model of the checkout: put there from a finished pre-training run, and checked against the code.
 
 `python -m data base --run RUN --world WORLD` copies RUN/final to data/openmoji/base, with the autoencoder in half
-precision, and notes which entities it was trained on. A world whose entities, tokenizer or architecture differ from the base's
+precision, and notes which entities it was trained on. A world whose entities or tokenizer differ from the base's
 would show it what it has seen, or speak other tokens; `check` refuses it.
 """
 
