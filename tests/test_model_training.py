@@ -180,6 +180,13 @@ def test_fresh_weights_are_reproducible_and_start_as_bagel_does():
     a, b = (initialise(Bagel(TINY), 3).state_dict() for _ in range(2))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not torch.equal(a["vae2llm.weight"], initialise(Bagel(TINY), 4).state_dict()["vae2llm.weight"])
+
+
+def test_the_output_table_starts_equal_to_the_input_table_and_is_its_own():
+    model = initialise(Bagel(TINY), 0)
+    read, written = model.language_model.model.embed_tokens.weight, model.language_model.lm_head.weight
+    assert torch.equal(read, written)
+    assert read.data_ptr() != written.data_ptr()
     assert not a["llm2vae.weight"].any()
     for name, value in a.items():
         if "_moe_gen" in name:
