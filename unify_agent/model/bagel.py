@@ -160,7 +160,7 @@ def initialise(model: Bagel, seed: int) -> Bagel:
     for name, value in state.items():
         if "_moe_gen" in name and "norm" in name:
             value.fill_(1)
-    # Not tied, but equal at the start: repeating a token is then one map for all tokens, not one to be learned for each.
+    # Not tied, but equal at the start: repeating a token is then one map for all, not one to be learned for each.
     model.language_model.lm_head.weight.copy_(model.language_model.model.embed_tokens.weight)
     model.llm2vae.weight.zero_()
     model.llm2vae.bias.zero_()
