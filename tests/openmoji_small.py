@@ -92,7 +92,9 @@ def random_model(folder: Path, world: World) -> Path:
     """A whole model folder with weights that have learned nothing, and a tokenizer of the world's training texts."""
     import torch
 
+    from data.openmoji.base import entities_of
     from data.openmoji.tokenizer import write_tokenizer
+    from unify_agent.interleave.grammar import Grammar
     from unify_agent.interleave.transforms import Transform
     from unify_agent.model.bagel import Bagel, initialise
     from unify_agent.model.config import TINY
@@ -101,7 +103,8 @@ def random_model(folder: Path, world: World) -> Path:
 
     write_tokenizer(world.entities, folder / "tokenizer")
     torch.manual_seed(0)
-    description = Description("paper", {"vae": Transform(64, 64, 16), "vit": Transform(56, 56, 14)}, "compact")
+    made = {"entities": entities_of(world.folder), "tokenizer": Grammar.load(folder / "tokenizer").fingerprint}
+    description = Description("paper", {"vae": Transform(64, 64, 16), "vit": Transform(56, 56, 14)}, "compact", made)
     with torch.no_grad():
         state = initialise(Bagel(TINY), 0).state_dict()
     return save_folder(folder / "model", state, TINY, FluxVae(TINY.vae), folder / "tokenizer", description)

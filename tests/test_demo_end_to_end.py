@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def short(tmp_path, monkeypatch):
     world = small.build(out / "world", unseen=3)
     write_trajectories(world.folder, 12, workers=1)
     base = small.random_model(tmp_path / "base", world)
+    shutil.copytree(tmp_path / "base" / "tokenizer", world.folder / "tokenizer", dirs_exist_ok=True)
     write_json(base / "vae.json", vae_to_json(TINY.vae))
     known = model.policy_of
 
@@ -32,8 +34,10 @@ def short(tmp_path, monkeypatch):
         return policy, words, key
 
     def run(arguments, root):
-        ran.append(str(arguments[0] if arguments[0] == "train.py" else arguments[1]))
-        if arguments[0] == "train.py":
+        train = "train.py" in arguments
+        ran.append("train.py" if train else str(arguments[1]))
+        if train:
+            arguments = [each for each in arguments[arguments.index("train.py") :] if "parallel." not in str(each)]
             fresh = [
                 "model.init=random",
                 "model.arch=tiny",

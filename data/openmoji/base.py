@@ -53,9 +53,9 @@ def install(run: Path, world: Path, base: Path = BASE) -> Path:
 def check(world: Path, base: Path = BASE) -> None:
     """Raises UserError when the base was not made for this world's entities and tokenizer."""
     made = read_json(base / "unify_agent.json", "base model")["provenance"]
-    if made["entities"] != entities_of(world):
+    if made.get("entities") != entities_of(world):
         raise UserError(f"{base}: it was trained on other entities than {world} has; {REBUILD}")
-    if made["tokenizer"] != Grammar.load(Path(world) / "tokenizer").fingerprint:
+    if made.get("tokenizer") != Grammar.load(Path(world) / "tokenizer").fingerprint:
         raise UserError(f"{base}: its tokenizer is not that of {world}; {REBUILD}")
 
 
