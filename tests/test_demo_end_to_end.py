@@ -37,7 +37,8 @@ def short(tmp_path, monkeypatch):
         train = "train.py" in arguments
         ran.append("train.py" if train else str(arguments[1]))
         if train:
-            arguments = [each for each in arguments[arguments.index("train.py") :] if "parallel." not in str(each)]
+            own = ("parallel.", "data.workers")
+            arguments = [each for each in arguments[arguments.index("train.py") :] if not str(each).startswith(own)]
             fresh = [
                 "model.init=random",
                 "model.arch=tiny",
