@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import sys
 
 from unify_agent import errors
+from unify_agent.commands import dispatch
 
 COMMANDS = {
     "openmoji": ("eval.openmoji.command", "measure a model on unseen things of the embedded world"),
@@ -16,15 +15,7 @@ COMMANDS = {
 
 def main() -> int | None:
     """Parse the command line and run the command."""
-    parser = argparse.ArgumentParser(prog="python -m eval", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    chosen = next((argument for argument in sys.argv[1:] if argument in COMMANDS), None)
-    for name, (module, text) in COMMANDS.items():
-        sub = commands.add_parser(name, help=text)
-        if name == chosen:  # only the command that is asked for is imported
-            importlib.import_module(module).add_arguments(sub)
-    args = parser.parse_args()
-    return importlib.import_module(COMMANDS[args.command][0]).main(args)
+    return dispatch("eval", str(__doc__), COMMANDS)
 
 
 if __name__ == "__main__":
