@@ -187,7 +187,7 @@ class Runner:
         made = store.Chunk(
             tuple(store.from_episode(e, self.world.folder) for e in episodes),
             tuple(e.picture for e in episodes),
-            time.monotonic() - started,
+            round(time.monotonic() - started, 2),
             {name: round(seconds, 2) for name, seconds in stages.items()},
         )
         store.save(self.out, variant.name, seed, key, made)

@@ -114,7 +114,7 @@ def save(run: Path, variant: str, seed: int, key: str, chunk: Chunk) -> None:
     pixels = np.stack([blank if picture is None else picture for picture in chunk.pictures])
     buffer = io.BytesIO()
     np.savez_compressed(buffer, pixels=pixels, drawn=drawn)
-    record = {"key": key, "seconds": round(chunk.seconds, 2), "stages": chunk.stages}
+    record = {"key": key, "seconds": chunk.seconds, "stages": chunk.stages}
     with whole_folder(folder_of(run, variant, seed)) as folder:
         write_bytes(folder / "pictures.npz", buffer.getvalue())
         write_json(folder / "chunk.json", record | {"items": [asdict(item) for item in chunk.items]}, indent=None)
