@@ -96,8 +96,9 @@ def random_model(folder: Path, world: World) -> Path:
     from data.openmoji.tokenizer import write_tokenizer
     from unify_agent.interleave.grammar import Grammar
     from unify_agent.interleave.transforms import Transform
-    from unify_agent.model.bagel import Bagel, initialise
+    from unify_agent.model.bagel import Bagel
     from unify_agent.model.config import TINY
+    from unify_agent.model.initialise import initialise
     from unify_agent.model.vae import FluxVae
     from unify_agent.model.weights import Description, save_folder
 

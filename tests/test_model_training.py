@@ -17,8 +17,9 @@ from unify_agent.interleave.batch import PackRules, pack
 from unify_agent.interleave.segments import Document, Drawing, Picture, Text
 from unify_agent.interleave.visibility import Span, dense_mask
 from unify_agent.model.attention import DenseAttention, SegmentsAttention
-from unify_agent.model.bagel import Bagel, initialise
+from unify_agent.model.bagel import Bagel
 from unify_agent.model.config import TINY
+from unify_agent.model.initialise import initialise
 from unify_agent.model.losses import weighted_cross_entropy
 from unify_agent.model.vae import FluxVae, encode_batch
 

@@ -39,7 +39,7 @@ def test_the_thing_lies_inside_and_its_box_is_centred_on_its_place(scene, drawin
     for entity in load_entities(world)[::9]:
         height, width = sprite_of(scene, drawings[entity.id]).shape[:2]
         x, y = place_of(scene)
-        assert max(height, width) <= (46 if scene.size == "large" else 34)
+        assert max(height, width) <= (46 if scene.size == "large" else 32)
         assert 0 <= round(x - width / 2) and round(x - width / 2) + width <= 64
         assert 0 <= round(y - height / 2) and round(y - height / 2) + height <= 64
 

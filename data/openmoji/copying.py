@@ -150,7 +150,7 @@ def rewritten(names: Names, language: str, rng: np.random.Generator) -> tuple[st
 TASKS: dict[str, Callable[[Names, str, np.random.Generator], tuple[str, str]]] = {
     "request": from_request, "pages": from_pages, "repeat": repeated, "rewrite": rewritten, "echo": echoed,
 }  # fmt: skip
-SHARES = {"request": 0.25, "pages": 0.25, "repeat": 0.05, "rewrite": 0.1, "echo": 0.35}
+SHARES = {"request": 0.25, "pages": 0.35, "repeat": 0.05, "rewrite": 0.25, "echo": 0.1}
 
 
 def sample(task: str, names: Names, rng: np.random.Generator) -> tuple[str, str]:

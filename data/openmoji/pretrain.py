@@ -35,8 +35,8 @@ from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.layout import assistant_text
 from unify_agent.interleave.segments import Document, Drawing, Picture, Segment, Text
 
-SHARES = {"reference": 0.28, "common": 0.06, "caption": 0.06, "copying": 0.6}
-COPIES = {"reference": 4, "common": 2}
+SHARES = {"reference": 0.46, "common": 0.08, "caption": 0.06, "copying": 0.4}
+COPIES = {"reference": 6, "common": 4}
 WORLD = "outputs/world"
 VERSION = 1
 

@@ -27,8 +27,9 @@ ROTATIONS = {"upright": 0, "tilted left": 15, "tilted right": -15}
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 COMPANION = 18
 
-_ROOM = {"small": 34, "large": 46}
-_SHIFT = {"small": 14, "large": 8}
+_ROOM = {"small": 32, "large": 46}
+_SHIFT = {"small": 16, "large": 8}
+"""Whole latent cells of 8 pixels, so that a moved thing has the latents of an unmoved one."""
 _DIRECTION = {"centre": (0, 0), "left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1)}
 _FREE_CORNERS = {
     "centre": CORNERS, "left": ("top right", "bottom right"), "right": ("top left", "bottom left"),

@@ -17,8 +17,9 @@ from unify_agent.interleave.grammar import STRUCTURE_TAGS, Grammar
 from unify_agent.interleave.layout import Pixels
 from unify_agent.interleave.packing import Limits
 from unify_agent.interleave.transforms import Transform
-from unify_agent.model.bagel import Bagel, initialise
+from unify_agent.model.bagel import Bagel
 from unify_agent.model.config import PRESETS, BagelConfig, vae_from_json
+from unify_agent.model.initialise import initialise
 from unify_agent.model.vae import FluxVae, encode_batch, load_vae
 from unify_agent.model.weights import ModelFolder, load_model
 from unify_agent.training import plugins
