@@ -8,6 +8,7 @@ depends on the mesh).
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -78,6 +79,19 @@ def set_threads(threads: int | None) -> None:
     torch.set_num_threads(threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
+def keep_memory() -> None:
+    """Let glibc keep what is freed: by default every large tensor is a fresh mapping, whose pages are made and cleared
+    again in each operation. Elsewhere this does nothing."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * 2**20)):
+            mallopt(option, value)
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+"""glibc's numbers of what `mallopt` sets."""
+
+
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
     """One CPU thread inside the block, for many small kernels.
@@ -108,6 +122,7 @@ def start(config: ParallelConfig) -> World:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
+        keep_memory()
     shape = mesh_shape(config, size)
     if config.packs_per_step % size:
         raise UserError(
