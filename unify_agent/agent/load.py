@@ -18,7 +18,7 @@ from unify_agent.generation.text import Sampling
 from unify_agent.interleave.layout import Pixels
 from unify_agent.model.weights import ModelFolder, load_model
 
-COMPACT_SETTINGS = SamplerSettings(steps=25, shift=1.0, text_scale=1.0, image_scale=1.0)
+COMPACT_SETTINGS = SamplerSettings(steps=25, shift=3.0, text_scale=1.0, image_scale=1.0)
 """For tiny models, which are asked in the compact words: no guidance."""
 COMPACT_TOKENS = 192
 """Longest reply of a tiny model."""
