@@ -29,6 +29,35 @@ STRUCTURE_TAGS = tuple(tag for tag in TAGS if "observation" not in tag)
 _OBSERVATION = re.compile(r"(<observation>)(.*)(</observation>)", re.DOTALL)
 
 
+_UNCLOSED = re.compile(r"^<observation>", re.MULTILINE)
+_ANY_TAG = re.compile("|".join(map(re.escape, TAGS + MARKERS)))
+
+
+def misplaced_tag(text: str) -> str | None:
+    """The first tag of an assistant's text that is out of place, None when all are well-formed.
+
+    Well-formed is `<tag> ... </tag>` of a structure tag with no other tag inside. Observation tags and markers are
+    not for an assistant to write.
+    """
+    opened = ""
+    for found in _ANY_TAG.finditer(text):
+        tag = found[0]
+        if tag not in STRUCTURE_TAGS or (opened and tag != f"</{opened[1:]}") or (not opened and tag[1] == "/"):
+            return tag
+        opened = "" if opened else tag
+    return opened or None
+
+
+def unsafe_in_user(text: str) -> str | None:
+    """What makes a user turn's text mean something else than it says: an observation that begins a line and never
+    ends (what came from outside would be trusted), or a marker outside the observation. None when all is well."""
+    found = _OBSERVATION.search(text)
+    if found is None and _UNCLOSED.search(text):
+        return "<observation>"
+    outside = text if found is None else text[: found.start()] + text[found.end() :]
+    return next((tag for tag in _ANY_TAG.findall(outside) if tag in MARKERS), None)
+
+
 class Grammar:
     """A tokenizer with the markers and tags of Unify-Agent.
 
