@@ -19,7 +19,7 @@ from PIL import Image
 
 from unify_agent.datasets.index import Entry, Measured
 from unify_agent.datasets.indexed import CHANGED, IndexedSource, Opener, measured, shapes_only
-from unify_agent.datasets.records import MAX_REFERENCES, is_unicode, lay_out_record, records_in
+from unify_agent.datasets.records import MAX_REFERENCES, is_file_name, lay_out_record, records_in
 from unify_agent.datasets.sources import SourceContext
 from unify_agent.datasets.trajectory import Trajectory
 from unify_agent.errors import UserError
@@ -157,13 +157,6 @@ def pictures_of(root: Path, folder: str, ip_index: str) -> list[str]:
             if (root / name).is_file():
                 return [*taken, name]
     raise Unusable("no target picture", f"{folder}/images/{ip_index}_0.*")
-
-
-def is_file_name(text: str) -> bool:
-    """Whether an id can safely name a file: not empty, no separator, no way out of its folder."""
-    if not is_unicode(text) or not text or text in (".", ".."):
-        return False
-    return not set(text) & set("/\\\0") and len(text.encode()) <= 200
 
 
 def folder_of(file: str) -> str:

@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from unify_agent.datasets.index import Entry, Measured
+from unify_agent.datasets.index import Measured
 from unify_agent.datasets.indexed import CHANGED, IndexedSource, Opener, measured, shapes_only
-from unify_agent.datasets.records import lay_out_record, read_record, records_in
+from unify_agent.datasets.records import is_file_name, lay_out_record, read_record, records_in
 from unify_agent.datasets.sources import SourceContext
 from unify_agent.datasets.trajectory import Trajectory
 from unify_agent.errors import UserError
@@ -45,7 +45,10 @@ LIGHT = ["id", "record", "sizes", "references.list.element.path", "target.path"]
 
 
 class PackedTrajectorySource(IndexedSource):
-    """Trajectories that `python -m data pack` wrote. `path`: its folder, or one shard. Options as `TrajectorySource`."""
+    """Trajectories that `python -m data pack` wrote. `path`: its folder, or one shard.
+
+    Options as `TrajectorySource`.
+    """
 
     def __init__(
         self,
@@ -109,10 +112,11 @@ class PackedTrajectorySource(IndexedSource):
             whole = read_row(path, number, ("files",))["files"][0]
             records_in(whole["bytes"], whole["path"])
             raise Unusable("trajectory file is not JSON", whole["path"])
-        pixels = shapes_only(self.context.pixels)
+        record, pixels = _record(row, row["id"]), shapes_only(self.context.pixels)
+        if not is_file_name(record.ip_index):
+            raise Unusable("ip_index is no file name", repr(record.ip_index))
         if not all(row["sizes"]):  # a picture that was unreadable when it was packed: read it, to say why
             return self._document(row["id"], read_row(path, number, tuple(COLUMNS)), peek_picture, pixels)
-        record = _record(row, row["id"])
         _target(row, row["id"])
         sized = [cast(Image.Image, _Sized((width, height))) for width, height in row["sizes"]]
         return self._laid_out(row["id"], record, sized, pixels, False)

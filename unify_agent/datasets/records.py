@@ -78,11 +78,11 @@ def lay_out_record(
     if record.error:
         raise Unusable("the record reports an error", record.error)
     turns = record.turns_for_training()
+    if turns:
+        _check_recaption(turns[-1], record, len(references))
     if strict:
         for number, turn in enumerate(turns):
             _check_tags(number, turn)
-    if turns:
-        _check_recaption(turns[-1], record, len(references))
     exchanges = []
     for turn in turns:
         ids = turn.ids_for(context.grammar.fingerprint)
@@ -108,6 +108,13 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def is_file_name(text: str) -> bool:
+    """Whether an id can safely name a file: not empty, no separator, no way out of its folder."""
+    if not is_unicode(text) or not text or text in (".", ".."):
+        return False
+    return not set(text) & set("/\\\0") and len(text.encode()) <= 200
 
 
 def split_records(text: str) -> list[tuple[str, str, str]]:
@@ -152,11 +159,13 @@ def _check_tags(number: int, turn: Turn) -> None:
 
 
 def _check_recaption(turn: Turn, record: Trajectory, references: int) -> None:
-    """The recaption says something, and what it and the record name as references is there."""
+    """The recaption is there and says something, and what it and the record name as references is there."""
     found = _RECAPTION.findall(turn.response_text)
-    if found and not found[-1].strip():
+    if not found:
+        raise Unusable("no complete recaption in the last turn")
+    if not found[-1].strip():
         raise Unusable("recaption is empty")
-    named = max((int(number) for number in _NAMED.findall(found[-1])), default=0) if found else 0
+    named = max((int(number) for number in _NAMED.findall(found[-1])), default=0)
     wanted = max(named, min(len(record.references), MAX_REFERENCES))
     if wanted > references:
         raise Unusable("a reference is missing", f"image_{references + 1} is named, {references} are there")
