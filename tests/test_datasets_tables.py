@@ -24,7 +24,8 @@ from unify_agent.training.config import SourceConfig
 
 KINDS = kinds()
 ROWS: dict[str, list[dict]] = {
-    "text_to_image": [{"image": "a.png", "text": "an owl"}, {"image": "b.png", "text": ["a kite", "a red kite at dawn"]}],
+    "text_to_image": [
+        {"image": "a.png", "text": "an owl"}, {"image": "b.png", "text": ["a kite", "a red kite at dawn"]}],
     "image_to_text": [
         {"image": "a.png", "text": "an owl at night"},
         {"image": ["a.png", "b.png"], "question": "which <image> is older, <image>?", "answer": "the first"},
@@ -153,7 +154,8 @@ def test_no_row_is_dropped_without_a_reason(tmp_path: Path) -> None:
         ("image_to_text", {"image": [], "text": "x"}, "no picture"),
         ("image_to_text", {"image": "a.png"}, "row does not fit the schema"),
         ("image_to_text", {"image": "a.png", "text": "x", "answer": "y"}, "row does not fit the schema"),
-        ("image_to_text", {"image": "a.png", "question": "<image><image>", "answer": "x"}, "pictures and their places differ"),
+        ("image_to_text", {"image": "a.png", "question": "<image><image>", "answer": "x"},
+         "pictures and their places differ"),
         ("image_to_text", {"image": "a.png", "conversations": [{"from": "bot", "value": "x"}]}, "unknown speaker"),
         ("image_to_text", {"image": "a.png", "conversations": [{"from": "user", "value": "x"}]}, "nothing to train on"),
         ("text", {"text": 5}, "row does not fit the schema"),
@@ -203,9 +205,9 @@ def test_pictures_may_lie_in_another_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_option_is_named_with_the_nearest_real_one(tmp_path: Path, options: dict, message: str) -> None:
+    given = {"path": str(write(tmp_path, ROWS["text_to_image"])), **options}
     with pytest.raises(UserError, match=message):
-        path = write(tmp_path, ROWS["text_to_image"])
-        plugins.call(KINDS["text_to_image"], (context(),), {"path": str(path), **options}, "data.sources[0].options")
+        plugins.call(KINDS["text_to_image"], (context(),), given, "data.sources[0].options")
 
 
 def test_a_wrong_kind_is_named_with_the_nearest_real_one(tmp_path: Path) -> None:

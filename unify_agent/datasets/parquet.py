@@ -67,6 +67,11 @@ class PackedTrajectorySource(IndexedSource):
         root = path if path.is_dir() else path.parent
         super().__init__(context, path, root, files, name or path.resolve().stem, f"{request_share} {strict}")
 
+    def record(self, index: int) -> Trajectory:
+        """The record of a sample. Raises `Unusable`."""
+        file, entry = self.samples[index]
+        return _record(read_row(self.root / file, entry.record, ("record",)), entry.id)
+
     def build(self, index: int, opener: Opener, pixels: Pixels, rng: np.random.Generator | None) -> Document:
         file, entry = self.samples[index]
         row = read_row(self.root / file, entry.record, tuple(COLUMNS))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unify_agent.datasets.index import Entry, Measured
 from unify_agent.datasets.indexed import CHANGED, IndexedSource, Opener, measured, shapes_only
@@ -34,7 +34,7 @@ SUFFIXES = (".jsonl", ".parquet")
 class Stored(BaseModel):
     """A picture inside a parquet file, as `datasets` writes it."""
 
-    bytes: bytes | None = None
+    data: bytes | None = Field(None, alias="bytes")
     path: str | None = None
 
 
@@ -138,7 +138,7 @@ class TableSource(IndexedSource):
 
         def show(picture: PictureColumn) -> Image.Image:
             if isinstance(picture, Stored):
-                picture = picture.bytes if picture.bytes is not None else picture.path or ""
+                picture = picture.data if picture.data is not None else picture.path or ""
             if isinstance(picture, bytes):
                 opened.append(opener(picture, f"picture of {name}"))
             else:
