@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from data.samples import add_source_arguments, add_worker_argument, open_source, over_samples
+from data.samples import add_source_arguments, add_worker_argument, console, open_source, over_samples
 from unify_agent.agent.toolcalls import parse_calls
 from unify_agent.datasets.folder import TrajectorySource
 from unify_agent.datasets.indexed import IndexedSource, shapes_only
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report.to_json(), ensure_ascii=False, indent=1))
     else:
-        report.print(Console())
+        report.print(console())
     return SOME_UNUSABLE if report.unusable else 0
 
 

@@ -17,14 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from data.check import printable
-from data.samples import add_source_arguments, open_source
+from data.samples import add_source_arguments, console, open_source
 from unify_agent.errors import UserError, nearest
 from unify_agent.interleave.grammar import STRUCTURE_TAGS, Grammar
 from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Segment, Text, Unusable, text_loss_weight
 from unify_agent.interleave.visibility import Range, Span, document_spans, visible_pairs, visible_ranges
 
-WIDTH = 150
-"""Columns of the tables where there is no terminal."""
 EXCERPT = 60
 
 
@@ -50,8 +48,7 @@ def main(args: argparse.Namespace) -> None:
         document = source.outline(ids.index(args.id))
     except Unusable as error:
         raise UserError(f"{args.id}: cannot be used: {error}") from None
-    console = Console()
-    show(document, source.context.grammar, args.tag_weight, console if console.is_terminal else Console(width=WIDTH))
+    show(document, source.context.grammar, args.tag_weight, console())
     print(f"layout {source.context.preset}, transforms and tokenizer of {args.model}")
     if args.png is not None:
         from data.figure import draw

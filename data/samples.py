@@ -12,6 +12,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.console import Console
+
 from data.openmoji.base import BASE
 from data.progress import Progress
 from unify_agent.datasets.indexed import IndexedSource
@@ -20,6 +22,8 @@ from unify_agent.datasets.sources import SourceContext
 from unify_agent.errors import UserError, nearest
 from unify_agent.interleave.layout import PRESETS, Pixels
 
+WIDTH = 150
+"""Columns of a table where there is no terminal."""
 CHUNK = 16
 PARALLEL_FROM = 128
 """With fewer samples, starting processes costs more than it saves."""
@@ -66,6 +70,12 @@ def open_source(args: argparse.Namespace) -> IndexedSource:
     source = known[args.kind](context_of(args.model, args.layout), args.root)
     assert isinstance(source, IndexedSource)
     return source
+
+
+def console() -> Console:
+    """Where tables go: as wide as the terminal, and wide enough for them where there is none."""
+    found = Console()
+    return found if found.is_terminal else Console(width=WIDTH)
 
 
 _source: Any = None

@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from data.samples import add_source_arguments, add_worker_argument, open_source, over_samples
+from data.samples import add_source_arguments, add_worker_argument, console, open_source, over_samples
 from unify_agent.datasets.folder import TrajectorySource
 from unify_agent.datasets.indexed import IndexedSource
 from unify_agent.datasets.parquet import PackedTrajectorySource
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> None:
         raise UserError(f"{args.root}: no sample of it can be used; see python -m data check {args.root}")
     samples = list(over_samples(source, look, args.workers, "reading"))
     stats = summarise(source, samples, limits)
-    show(stats, Console())
+    show(stats, console())
     if args.out is not None:
         write_json(args.out / "stats.json", stats)
         write_bytes(args.out / "stats.png", plot(stats))

@@ -64,7 +64,7 @@ def record(name: str, references: int = 2, **changes: object) -> dict:
         {
             "turn": 0,
             "input": f"draw {name}",
-            "response_text": 'hm <tool_call>\n{"name": "text_search"}\n</tool_call>',
+            "response_text": 'hm <tool_call>\n{"name": "text_search", "arguments": {"q": "x"}}\n</tool_call>',
             "tool_output": "x",
         },
         {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -108,22 +109,20 @@ class TableSource(IndexedSource):
     def build(self, index: int, opener: Opener, pixels: Pixels, rng: np.random.Generator | None) -> Document:
         file, entry = self.samples[index]
         path = self.root / file
-        content = line_at(path, entry.record) if path.suffix == ".jsonl" else read_row(path, entry.record)
-        row = self._row(content)
-        if row.id is not None and str(row.id) != entry.id:
+        jsonl = path.suffix == ".jsonl"
+        content = parse_line(line_at(path, entry.record)) if jsonl else read_row(path, entry.record)
+        if id_of(content) not in (None, entry.id):
             raise Unusable(CHANGED, entry.id)
+        row = self._row(content)
         return self._document(entry.id, row, opener, pixels, rng, [])
 
-    def _row(self, content: bytes | dict[str, Any]) -> Row:
+    def _row(self, content: dict[str, Any]) -> Row:
         try:
-            parsed = json.loads(content) if isinstance(content, bytes) else content
-            return self.row_type.model_validate(parsed)
+            return self.row_type.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"]) or "row"
             raise Unusable("row does not fit the schema", f"key {key}: {first['msg']}") from None
-        except (ValueError, RecursionError) as error:
-            raise Unusable("line is not JSON", str(error)) from None
 
     def _document(
         self,
@@ -159,22 +158,16 @@ class TableSource(IndexedSource):
         looked_at, entries = [file], []
         pixels = shapes_only(self.context.pixels)
 
-        def outline(name: str, row: Row | Unusable) -> Document:
-            if isinstance(row, Unusable):
-                raise row
+        def outline(name: str, content: bytes | dict[str, Any]) -> Document:
+            row = self._row(parse_line(content) if isinstance(content, bytes) else content)
             return self._document(name, row, peek_picture, pixels, None, looked_at)
 
         try:
             for number, (place, content) in enumerate(rows_of(self.root / file)):
-                name: str = f"{file}#{number}"
-                row: Row | Unusable
-                try:
-                    row = self._row(content)
-                    if row.id is not None and is_unicode(str(row.id)):
-                        name = str(row.id)
-                except Unusable as error:
-                    row = error
-                entries.append(measured(name, place, partial(outline, name, row)))
+                name = f"{file}#{number}"
+                with suppress(Unusable):
+                    name = id_of(parse_line(content) if isinstance(content, bytes) else content) or name
+                entries.append(measured(name, place, partial(outline, name, content)))
         except Unusable as error:
             entries.append(Entry(file, 0, reason=error.reason, detail=str(error)))
         if not entries:
@@ -219,6 +212,24 @@ def rows_of(path: Path) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
         raise Unusable("table vanished", str(path)) from None
     except OSError as error:
         raise Unusable("table cannot be read", f"{path} ({error.strerror})") from None
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """The columns of a line. Raises `Unusable`."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Unusable("line is not JSON", str(error)) from None
+    if not isinstance(content, dict):
+        raise Unusable("row does not fit the schema", "it is no object")
+    return content
+
+
+def id_of(content: dict[str, Any]) -> str | None:
+    """The id that a row gives itself, if it is one."""
+    given = content.get("id")
+    usable = isinstance(given, str | int) and not isinstance(given, bool) and is_unicode(str(given))
+    return str(given) if usable else None
 
 
 def line_at(path: Path, place: int) -> bytes:
