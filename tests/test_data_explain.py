@@ -85,7 +85,7 @@ def test_segments_losses_and_visibility_are_told(root: Path, preset: str) -> Non
     show(source.outline(source.ids().index("birds/owl2")), grammar(), 3.0, out)
     text = out.file.getvalue()
     (drawing,) = [line for line in text.splitlines() if " drawing " in line]
-    assert ("recaption of 8" in drawing) == (preset == "paper") and "3-6" in drawing and "MSE 12" in drawing
+    assert ("recaption of 8" in drawing) == (preset == "paper") and "3-6" in drawing and "MSE 6" in drawing
     (reference,) = [line for line in text.splitlines() if "reference_2.vit" in line]
     assert ("its block 3-6" in reference) == (preset == "paper")
     assert " CE " in text and "tags 4 x 3" in text and "</recaption>" in text
