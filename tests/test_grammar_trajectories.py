@@ -37,7 +37,8 @@ calls = st.builds(
 )  # fmt: skip
 CALL = render_call(ToolCall("text_search", {"q": "owl"}))
 thoughts = words.map(lambda text: f"<think>{text}</think>\n")
-finals = st.builds(lambda thought, text: f"{thought}<recaption>{text} image_1</recaption>", thoughts, words)
+rewritten = words | words.map("{} image_1".format)
+finals = st.builds(lambda thought, text: f"{thought}<recaption>{text}</recaption>", thoughts, rewritten)
 replies = st.builds("{}{}".format, thoughts, calls) | finals | calls | hostile
 
 

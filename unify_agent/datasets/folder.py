@@ -148,9 +148,13 @@ def pictures_of(root: Path, folder: str, ip_index: str) -> list[str]:
     """
     place = root / folder / "intermediate" / ip_index
     stems: dict[str, str] = {}
-    if place.is_dir():
+    try:
         for name in sorted(f.name for f in place.iterdir() if f.suffix.lower() in SUFFIXES and f.is_file()):
             stems.setdefault(Path(name).stem, name)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # no references
+    except OSError as error:
+        raise Unusable("references cannot be read", f"{place} ({error.strerror})") from None
     taken = [f"{folder}/intermediate/{ip_index}/{name}" for name in list(stems.values())[:MAX_REFERENCES]]
     for suffix in (".png", *SUFFIXES):
         for name in (f"{folder}/images/{ip_index}_0{suffix}", f"{folder}/{ip_index}_generated{suffix}"):
