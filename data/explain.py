@@ -84,7 +84,7 @@ def runs(segment: Text, grammar: Grammar, tag_weight: float) -> list[Run]:
 def kind_of(segment: Segment) -> str:
     """What a segment is, in a word."""
     if isinstance(segment, Text):
-        return "assistant" if segment.loss else "recaption" if segment.role == "context" else "user"
+        return "assistant" if segment.loss else "context" if segment.role == "context" else "user"
     if isinstance(segment, Picture):
         return segment.use
     return "drawing" if isinstance(segment, Drawing) else "gap"
@@ -94,9 +94,10 @@ def show(document: Document, grammar: Grammar, tag_weight: float, console: Conso
     """Print everything about a document."""
     spans = document_spans(document)
     table = Table("#", "segment", "name", "slots", "tokens", "rope", "loss", "sees", "content", box=box.SIMPLE_HEAD)
-    for column in (0, 3, 4, 5):
-        table.columns[column].justify = "right"
-        table.columns[column].no_wrap = True
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    for number in (0, 3, 4, 5):
+        table.columns[number].justify = "right"
     for row in rows(document, spans, grammar, tag_weight):
         table.add_row(*row)
     console.print(f"{printable(document.id)}: {document.slots} slots", highlight=False, markup=False)
@@ -142,7 +143,7 @@ def rows(
                 found = runs(segment, grammar, tag_weight)
                 loss = f"CE {sum(run.tokens for run in found)} x {text_loss_weight(segment.ids):.3f}"
                 tags = sum(run.tokens for run in found if run.weight > text_loss_weight(segment.ids) * 1.0001)
-                loss += f", tags {tags} x {tag_weight:g}" if tags else ""
+                loss += f" ({tags} tags x {tag_weight:g})" if tags else ""
         else:
             rope += isinstance(segment, Picture)
             copies = segment.copies if isinstance(segment, Drawing) else 1
@@ -151,7 +152,7 @@ def rows(
             content = grid + (f", {copies} noised copies" if copies > 1 else "")
             loss = f"MSE {segment.slots - 2 * copies}" if isinstance(segment, Drawing) else ""
         span = spans[at]
-        own = {"causal": "itself up to each token", "full": "itself", "noise": "itself"}[span.mode]
+        own = {"causal": "its own past", "full": "itself", "noise": "itself"}[span.mode]
         if span.mode == "full" and (span.start, span.stop) != (start, stop):
             own = "its block " + told([(span.start, span.stop)], places, document)
         earlier = told(ranges[at], places, document)

@@ -19,7 +19,7 @@ from unify_agent.interleave.visibility import Range, Span, document_spans, visib
 COLOURS = {
     "user": "#a9c8f0",
     "assistant": "#3f7fd6",
-    "recaption": "#3fa66b",
+    "context": "#3fa66b",
     "vae": "#e88bb0",
     "vit": "#f2a33a",
     "drawing": "#8b93a3",
@@ -27,7 +27,7 @@ COLOURS = {
 LABELS = {
     "user": "user side, causal",
     "assistant": "assistant, causal, trained (CE)",
-    "recaption": "recaption or caption, causal",
+    "context": "recaption or caption, causal",
     "vae": "picture, VAE, full",
     "vit": "picture, ViT, full",
     "drawing": "drawing, restricted, trained (MSE)",
@@ -64,7 +64,7 @@ def pieces_of(document: Document) -> list[Piece]:
             for name, (a, b) in sorted(segment.spans.items(), key=lambda item: item[1]):
                 if start + a > at:
                     pieces.append(Piece(at, start + a, kind, kind))
-                pieces.append(Piece(start + a, start + b, "recaption", name))
+                pieces.append(Piece(start + a, start + b, "context", name))
                 at = start + b
             if at < stop:
                 pieces.append(Piece(at, stop, kind, segment.name or kind if not segment.loss else kind))
@@ -103,9 +103,9 @@ def draw(document: Document) -> bytes:
     def at(slot: float) -> float:
         return float(np.interp(slot, slots, shown))
 
-    figure = Figure(figsize=(11, 10), dpi=140)
+    figure = Figure(figsize=(11, 10.6), dpi=140)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.19, 0.06, 0.79, 0.72))
+    axes = figure.add_axes((0.17, 0.04, 0.8, 0.83))
     for block in blocks_of(document_spans(document)):
         for piece in pieces:
             top, bottom = max(piece.start, block.rows[0]), min(piece.stop, block.rows[1])
@@ -134,8 +134,8 @@ def draw(document: Document) -> bytes:
     kinds = [kind for kind in COLOURS if any(piece.kind == kind for piece in pieces)]
     handles = [Patch(color=COLOURS[kind], label=LABELS[kind]) for kind in kinds]
     axes.legend(handles=handles, loc="upper right", fontsize=9, frameon=True, framealpha=0.95)
-    figure.text(0.01, 0.02, f"{document.id}: rows look at columns; {document.slots} slots, sides drawn as square roots",
-                fontsize=9, color="#5b667a", parse_math=False)  # fmt: skip
+    caption = f"{document.id}: rows look at columns; {document.slots} slots, sides drawn as square roots"
+    figure.text(0.01, 0.012, caption, fontsize=9, color="#5b667a", parse_math=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

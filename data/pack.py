@@ -74,9 +74,10 @@ class Plan:
     @property
     def names(self) -> dict[str, list[str]]:
         """The shards' names by kind."""
+        numbers = {"trajectories": len(self.items), "other": len(self.other)}
         return {
-            kind: [f"{kind}-{number:05d}-of-{len(shards):05d}.parquet" for number in range(len(shards))]
-            for kind, shards in (("trajectories", self.items), ("other", self.other))
+            kind: [f"{kind}-{number:05d}-of-{total:05d}.parquet" for number in range(total)]
+            for kind, total in numbers.items()
         }
 
     @property

@@ -83,12 +83,11 @@ def look(source: IndexedSource, index: int) -> Sample:
     """Measure one sample."""
     try:
         document = source.outline(index)
-        agent = isinstance(source, TrajectorySource | PackedTrajectorySource)
-        record = source.record(index) if agent else None
+        record = source.record(index) if isinstance(source, TrajectorySource | PackedTrajectorySource) else None
     except Unusable as error:
         return Sample(gone=error.reason)
-    tokens = Counter()
-    tags = Counter()
+    tokens: Counter[str] = Counter()
+    tags: Counter[str] = Counter()
     names = {source.context.grammar.tag_ids[tag]: tag for tag in TAGS}
     for segment in document.segments:
         if isinstance(segment, Text):
@@ -144,8 +143,8 @@ def summarise(source: IndexedSource, samples: Sequence[Sample], limits: Limits) 
             "worst_over_mean": plan.worst_over_mean,
         },
         "histograms": {
-            "length": _histogram(slots),
-            "fill": _histogram(np.array([slots[pack].sum() / limits.max_tokens for pack in packs] or [0.0])),
+            "length": _histogram(slots, (0, int(slots.max()))),
+            "fill": _histogram(np.array([slots[pack].sum() / limits.max_tokens for pack in packs]), (0, 1)),
         },
     }
 
@@ -154,8 +153,8 @@ def _counted(values: Any) -> dict[str, int]:
     return {str(key): number for key, number in sorted(Counter(values).items())}
 
 
-def _histogram(values: np.ndarray) -> dict[str, list[float]]:
-    counts, edges = np.histogram(values, bins=40)
+def _histogram(values: np.ndarray, limits: tuple[int, int]) -> dict[str, list[float]]:
+    counts, edges = np.histogram(values, bins=40, range=limits)
     return {"counts": counts.tolist(), "edges": edges.tolist()}
 
 
@@ -220,6 +219,7 @@ def _bars(axes: Any, histogram: Mapping[str, list[float]], title: str, unit: str
     axes.bar(edges[:-1], histogram["counts"], np.diff(edges), align="edge", color=BLUE)
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel(unit, color=SOFT, fontsize=9)
+    axes.yaxis.get_major_locator().set_params(integer=True)
 
 
 def _ranked(axes: Any, values: Mapping[str, int], title: str) -> None:
@@ -228,13 +228,15 @@ def _ranked(axes: Any, values: Mapping[str, int], title: str) -> None:
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.bar_label(bars, fmt="{:,.0f}", fontsize=8, padding=3, color=SOFT)
     axes.margins(x=0.18)
+    axes.set_xticks([])
     axes.set_title(title, loc="left", fontsize=11)
 
 
 def _columns(axes: Any, groups: Mapping[str, Mapping[str, int]], title: str) -> None:
     for number, (name, values) in enumerate(groups.items()):
-        places = [int(key) + 0.4 * number for key in values]
-        axes.bar(places, list(values.values()), 0.4, align="edge", color=(BLUE, "#f2a33a")[number], label=name)
+        places = [int(key) + 0.4 * number - 0.2 for key in values]
+        axes.bar(places, list(values.values()), 0.4, color=(BLUE, "#f2a33a")[number], label=name)
     axes.legend(frameon=False, fontsize=9)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("number in a sample", color=SOFT, fontsize=9)

@@ -88,7 +88,7 @@ def test_segments_losses_and_visibility_are_told(root: Path, preset: str) -> Non
     assert ("recaption of 8" in drawing) == (preset == "paper") and "3-6" in drawing and "MSE 6" in drawing
     (reference,) = [line for line in text.splitlines() if "reference_2.vit" in line]
     assert ("its block 3-6" in reference) == (preset == "paper")
-    assert " CE " in text and "tags 4 x 3" in text and "</recaption>" in text
+    assert " CE " in text and "(4 tags x 3)" in text and "</recaption>" in text
 
 
 def test_the_figure_shows_every_kind_in_its_colour(root: Path) -> None:
