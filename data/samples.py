@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from rich.console import Console
 
 from data.openmoji.base import BASE
@@ -21,6 +22,7 @@ from unify_agent.datasets.kinds import kinds
 from unify_agent.datasets.sources import SourceContext
 from unify_agent.errors import UserError, nearest
 from unify_agent.interleave.layout import PRESETS, Pixels
+from unify_agent.training import plugins
 
 WIDTH = 150
 """Columns of a table where there is no terminal."""
@@ -36,6 +38,8 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", type=Path, metavar="ROOT", help="trajectories (a folder, or packed), or a table")
     parser.add_argument("--kind", default="trajectories", metavar="KIND",
                         help=f"kind of source: {', '.join(kinds())} (default trajectories)")  # fmt: skip
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE",
+                        help="an option of the source, as under data.sources.options; may be repeated")  # fmt: skip
     parser.add_argument("--model", default=str(BASE), metavar="DIR",
                         help="model folder whose tokenizer and transforms count (default: the tiny base)")  # fmt: skip
     parser.add_argument("--layout", choices=PRESETS, help="layout preset (default: the model folder's own)")
@@ -67,9 +71,13 @@ def open_source(args: argparse.Namespace) -> IndexedSource:
         raise UserError(f"--kind {args.kind}: no such kind of source{nearest(args.kind, list(known))}")
     if not args.root.exists():
         raise UserError(f"{args.root}: no such file or folder")
-    source = known[args.kind](context_of(args.model, args.layout), args.root)
-    assert isinstance(source, IndexedSource)
-    return source
+    options = {"path": args.root}
+    for given in args.option:
+        key, equals, value = given.partition("=")
+        if not equals:
+            raise UserError(f"--option {given}: write KEY=VALUE")
+        options[key] = yaml.safe_load(value)
+    return plugins.call(known[args.kind], (context_of(args.model, args.layout),), options, "--option")
 
 
 def console() -> Console:

@@ -235,6 +235,19 @@ def test_the_command_says_by_its_exit_code_whether_all_is_usable(
     assert told["usable"] == 1 and told["unusable"]["no complete recaption in the last turn"][0]["id"] == "birds/cut"
 
 
+def test_a_source_is_checked_with_the_options_of_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    picture(0).save(tmp_path / "pictures/a.png")
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"image": "a.png", "text": "an owl"}')
+    words = ["check", path, "--kind", "text_to_image", "--option"]
+    assert run(monkeypatch, *words, f"pictures={tmp_path / 'pictures'}") == 0
+    assert run(monkeypatch, *words, "picture=x") == 2
+    assert "has no option 'picture', did you mean 'pictures'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

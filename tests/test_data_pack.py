@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets_tools import add_sample, context, picture, record
 from hypothesis import given, settings
@@ -161,6 +163,20 @@ def test_a_damaged_or_vanished_shard_is_a_reason(root: Path, tmp_path: Path) -> 
     path.unlink()
     with pytest.raises(Unusable, match="parquet file vanished"):
         packed.document(0, np.random.default_rng(0))
+
+
+def test_a_shard_that_is_spoilt_before_indexing_is_a_reason_and_the_others_are_read(root: Path, tmp_path: Path) -> None:
+    pack(root, tmp_path / "packed", SHARD)
+    whole = trajectories(context(), tmp_path / "packed")
+    first = shards(tmp_path / "packed")["trajectories"][0]
+    lost = sum(file == first for file, _ in whole.samples)
+    (tmp_path / "packed" / first).write_bytes(b"PAR1 spoilt PAR1")
+    spoilt = trajectories(context(), tmp_path / "packed")
+    assert len(spoilt) == len(whole) - lost and lost
+    assert [each.reason for each in spoilt.unusable if each.id == first] == ["not a parquet file"]
+    pq.write_table(pa.table({"id": ["x"]}), tmp_path / "foreign.parquet")
+    (foreign,) = trajectories(context(), tmp_path / "foreign.parquet").unusable
+    assert foreign.reason == "not packed trajectories" and "no column record" in foreign.detail
 
 
 blanks = st.text(st.sampled_from(" \n\t\r"), max_size=3)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets_tools import add_sample, context, grammar, picture, rules
 
+from data.pack import pack
 from unify_agent.datasets.indexed import IndexedSource
 from unify_agent.datasets.kinds import kinds
 from unify_agent.datasets.loader import Dropout, Loader
@@ -232,15 +233,17 @@ def test_a_mixture_of_all_kinds_trains_end_to_end(tmp_path: Path, preset: str) -
         made.append(_source(SourceConfig(kind, str(tmp_path / kind)), context(preset), "k"))
     for number in range(6):
         add_sample(tmp_path / "agent/birds", f"owl{number}", number % 3)
-    made.append(_source(SourceConfig(path=str(tmp_path / "agent")), context(preset), "k"))
-    mixture = Mixture(made, [1, 2, 1, 1, 2], limit=300)
+    pack(tmp_path / "agent", tmp_path / "packed")
+    for folder in ("agent", "packed"):
+        made.append(_source(SourceConfig(path=str(tmp_path / folder)), context(preset), "k"))
+    mixture = Mixture(made, [1, 2, 1, 1, 2, 2], limit=300)
     dropout = Dropout(0.2, 0.2, 0.2)
     loader = Loader(mixture, Limits(350, 400, 300), rules(), seed=1, preset=preset, workers=1, dropout=dropout)
     steps = list(loader.steps(0, loader.plan(0).steps))
     ids = [name for data in steps for batch in data.packs for name in batch.sample_ids]
     assert not loader.skipped and not any(data.skipped for data in steps)
     assert len(ids) == len(set(ids)) == sum(len(pack) for pack in loader.plan(0).packs)
-    assert {name.partition(":")[0] for name in ids} == {*ROWS, "agent"}
+    assert {name.partition(":")[0] for name in ids} == {*ROWS, "agent", "packed"}
 
 
 def test_a_drawing_can_be_dropped_from_its_caption(tmp_path: Path) -> None:

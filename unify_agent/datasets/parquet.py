@@ -14,7 +14,7 @@ reads row groups of about a mebibyte in any order, without the copy of everythin
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from unify_agent.datasets.index import Measured
+from unify_agent.datasets.index import Entry, Measured
 from unify_agent.datasets.indexed import CHANGED, IndexedSource, Opener, measured, shapes_only
 from unify_agent.datasets.records import is_file_name, lay_out_record, read_record, records_in
 from unify_agent.datasets.sources import SourceContext
@@ -104,12 +104,11 @@ class PackedTrajectorySource(IndexedSource):
 
     def _measure(self, file: str) -> Measured:
         path, entries = self.root / file, []
-        shard = open_parquet(path)
-        number = 0
-        for group in range(shard.num_row_groups):
-            for row in shard.read_row_group(group, columns=LIGHT, use_threads=False).to_pylist():
+        try:
+            for number, row in enumerate(_light_rows(path)):
                 entries.append(measured(row["id"], number, partial(self._outlined, path, number, row)))
-                number += 1
+        except Unusable as error:  # what was read before is kept
+            entries.append(Entry(file, len(entries), reason=error.reason, detail=str(error)))
         return Measured(entries, [file])
 
     def _outlined(self, path: Path, number: int, row: dict[str, Any]) -> Document:
@@ -150,6 +149,20 @@ def shards(folder: Path) -> dict[str, list[str]]:
             "run the same `python -m data pack` again to finish it"
         )
     return names
+
+
+def _light_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a shard without its pictures. Raises `Unusable` when it is none, or where it does not read."""
+    shard = open_parquet(path)
+    missing = {"id", *COLUMNS, "sizes"} - set(shard.schema_arrow.names)
+    if missing:
+        raise Unusable("not packed trajectories", f"{path} has no column {sorted(missing)[0]}")
+    for group in range(shard.num_row_groups):
+        try:
+            rows = shard.read_row_group(group, columns=LIGHT, use_threads=False).to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise Unusable("parquet file does not read", f"{path} ({error})") from None
+        yield from rows
 
 
 def is_packed(path: Path) -> bool:
