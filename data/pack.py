@@ -109,7 +109,7 @@ def pack(root: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> dict[str, int
     for left in out.glob(".*.tmp"):  # of a run that was killed
         left.unlink()
     schema, reader = _schema(), _Reader(root)
-    total = sum(len(shard) for shard in (*plan.items, *plan.other))
+    total = sum(map(len, plan.items)) + sum(map(len, plan.other))
     with Progress("packing", total, "rows") as progress, ThreadPoolExecutor(8) as threads:
         for name, items in zip(plan.names["trajectories"], plan.items, strict=True):
             _write(out / name, schema, items, lambda item: item.size, reader.row, threads, progress)

@@ -48,7 +48,8 @@ def _files(
     names: dict[str, list[str]], tables: dict[str, Any], progress: Progress
 ) -> Iterator[tuple[str, bytes | None]]:
     """(name, content) of every file; a JSON file is put together from its records."""
-    file, pieces = "", []
+    file = ""
+    pieces: list[str] = []
     for row in _rows(names["trajectories"], tables, progress):
         if row["record"] is not None:
             if row["file"] != file:
