@@ -9,6 +9,11 @@ from unify_agent.commands import dispatch
 
 COMMANDS = {
     "world": ("data.openmoji.world", "build the embedded world"),
+    "check": ("data.check", "read every sample and say which cannot be used, and why"),
+    "explain": ("data.explain", "one sample: segments, losses, who sees whom"),
+    "stats": ("data.stats", "lengths, pictures, tags, languages, predicted packs"),
+    "pack": ("data.pack", "turn a folder of trajectories into sharded parquet"),
+    "unpack": ("data.unpack", "turn sharded parquet back into the folder"),
     "base": ("data.openmoji.base", "put a pre-trained base model into the checkout"),
 }
 

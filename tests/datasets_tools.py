@@ -57,23 +57,24 @@ def picture(seed: int, size: tuple[int, int] = (40, 48)) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
-def record(name: str, **changes: object) -> dict:
-    """A record of two turns in the release's schema."""
+def record(name: str, references: int = 2, **changes: object) -> dict:
+    """A record of two turns in the release's schema; its recaption names a reference if there is one."""
+    recaption = f"{name} of image_1" if references else name
     turns = [
         {
             "turn": 0,
             "input": f"draw {name}",
-            "response_text": 'hm <tool_call>\n{"name": "text_search"}\n</tool_call>',
+            "response_text": 'hm <tool_call>\n{"name": "text_search", "arguments": {"q": "x"}}\n</tool_call>',
             "tool_output": "x",
         },
         {
             "turn": 1,
             "input": "<observation>\nTool execution result:\n</observation>\n\nnow write",
-            "response_text": f"<think>\nso\n</think>\n<recaption>\n{name} of image_1\n</recaption>",
+            "response_text": f"<think>\nso\n</think>\n<recaption>\n{recaption}\n</recaption>",
             "tool_output": None,
         },
     ]
-    return {"ip_index": name, "full_response": turns, "recaption": f"{name} of image_1"} | changes
+    return {"ip_index": name, "full_response": turns, "recaption": recaption} | changes
 
 
 def add_sample(
@@ -82,7 +83,7 @@ def add_sample(
     """One sample in the release's layout."""
     for folder in ("traj", "images", f"intermediate/{name}"):
         (category / folder).mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record(name) if content is None else content)
+    text = json.dumps(record(name, references) if content is None else content)
     (category / "traj" / f"{name}_trajectory.json").write_text(text)
     for number in range(1, references + 1):
         picture(number).save(category / "intermediate" / name / f"image_{number}.png")

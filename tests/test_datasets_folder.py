@@ -54,20 +54,20 @@ def test_a_category_and_a_single_file_are_sources_too(root: Path) -> None:
     listed = TrajectorySource(context(), category / "all.json")
     assert listed.ids() == ["owl1", "owl2"] and listed.name == "all"
     assert listed.document(1, rng()).slots == listed.slots(1)
-    (category / "one.json").write_text(json.dumps(record("owl0")))
+    (category / "one.json").write_text(json.dumps(record("owl0", 0)))
     assert TrajectorySource(context(), category / "one.json").ids() == ["owl0"]
 
 
 def test_a_trajectory_file_may_hold_a_list(root: Path) -> None:
-    (root / "birds/traj/owl0_trajectory.json").write_text(json.dumps([record("owl0"), record("owlx")]))
+    (root / "birds/traj/owl0_trajectory.json").write_text(json.dumps([record("owl0", 0), record("owlx")]))
     source = TrajectorySource(context(), root)
     assert "birds/owl0" in source.ids()
     assert [(each.id, each.reason) for each in source.unusable] == [("birds/owlx", "no target picture")]
 
 
 def test_the_reduced_log_is_read_and_the_rich_one_where_there_is_no_other(root: Path) -> None:
-    turns = record("owl0")["full_response"]
-    only_turns = record("owl0", full_response=[], turns=turns)
+    turns = record("owl0", 0)["full_response"]
+    only_turns = record("owl0", 0, full_response=[], turns=turns)
     (root / "birds/traj/owl0_trajectory.json").write_text(json.dumps(only_turns))
     assert "birds/owl0" in TrajectorySource(context(), root).ids()
 
@@ -121,7 +121,7 @@ def test_files_that_vanish_after_indexing_are_unusable(root: Path) -> None:
     (root / "birds/images/owl1_0.png").unlink()
     (root / "birds/traj/owl2_trajectory.json").write_text("[]")
     for number, reason in enumerate(
-        ("trajectory file vanished", "no target picture", "changed since it was indexed")
+        ("trajectory file vanished", "no target picture", "trajectory file holds no record")
     ):
         with pytest.raises(Unusable) as caught:
             source.document(number, rng())
@@ -143,7 +143,7 @@ def test_a_folder_without_trajectories_is_an_error_that_names_it(tmp_path: Path,
 def test_ids_that_the_model_generated_are_used_as_they_are(root: Path) -> None:
     ids = [*grammar().encode("two "), *grammar().encode("parts")]
     for fingerprint in (grammar().fingerprint, "another tokenizer"):
-        content = record("owl0")
+        content = record("owl0", 0)
         content["full_response"][0] |= {"response_ids": ids, "tokenizer": fingerprint}
         (root / "birds/traj/owl0_trajectory.json").write_text(json.dumps(content))
         source = TrajectorySource(context(), root)

@@ -16,8 +16,11 @@ from unify_agent.search.base import TextHit
 
 
 def one_line(text: str, limit: int) -> str:
-    """At most `limit` characters on one line, cut at a word where there is one, with a mark when cut."""
-    text = " ".join(text.split())
+    """At most `limit` characters on one line, cut at a word where there is one, with a mark when cut.
+
+    Halves of surrogate pairs, which JSON from a service can hold and no tokenizer takes, become question marks.
+    """
+    text = " ".join(text.encode("utf-8", "replace").decode().split())
     if len(text) <= limit:
         return text
     head = text[: limit - 1]

@@ -115,7 +115,7 @@ class UnifiedPolicy:
         written = session.decode(rows, self.sampling, seeds=seeds)
         for (episode, state, _), decoded in zip(ready, written, strict=True):
             state.ids, state.span = decoded.ids, decoded.span
-            text = self.grammar.decode(decoded.ids)
+            text = self.grammar.said(decoded.ids)
             answers[id(episode)] = Reply(text, decoded.ids, self.grammar.fingerprint, not decoded.stopped)
         return [answers[id(episode)] for episode in episodes]
 

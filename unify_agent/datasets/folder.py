@@ -4,37 +4,38 @@
                   intermediate/ID/image_1.png  references: the first two pictures by name; none is legal
                   images/ID_0.png              the picture to learn to draw
 
-ROOT may also be a category itself, or a single JSON file beside (or in `traj/` beside) the picture folders.
-What cannot be used is listed in `unusable` with a reason.
+ROOT may also be a category itself, or a single JSON file beside (or in `traj/` beside) the picture folders. The layout
+of the release's inference is read too: `ID_trajectory.json` and `ID_generated.png` in ROOT, ROOT/CATEGORY or
+ROOT/CATEGORY/ID. What cannot be used is listed in `unusable` with a reason.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from pydantic import ValidationError
 
-from unify_agent.datasets.index import Entry, Measured, build_index
-from unify_agent.datasets.sources import Skipped, Source, SourceContext
+from unify_agent.datasets.index import Entry, Measured
+from unify_agent.datasets.indexed import CHANGED, IndexedSource, Opener, measured, shapes_only
+from unify_agent.datasets.records import MAX_REFERENCES, is_file_name, lay_out_record, records_in
+from unify_agent.datasets.sources import SourceContext
 from unify_agent.datasets.trajectory import Trajectory
 from unify_agent.errors import UserError
-from unify_agent.files import digest
-from unify_agent.interleave.layout import Exchange, Pixels, lay_out
+from unify_agent.interleave.layout import Pixels
 from unify_agent.interleave.segments import Document, Unusable
-from unify_agent.interleave.transforms import Transform, open_picture, peek_picture
-from unify_agent.interleave.visibility import document_spans, visible_pairs
+from unify_agent.interleave.transforms import peek_picture
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tiff", ".jfif")
-MAX_REFERENCES = 2
+PARTS = ("traj", "intermediate", "images")
 
 
-class TrajectorySource(Source):
-    """`path`: ROOT. `request_share`: share of pictures drawn from the request instead of the recaption."""
+class TrajectorySource(IndexedSource):
+    """`path`: ROOT. `request_share`: share of pictures drawn from the request instead of the recaption.
+
+    `strict`: turns whose tags are not well-formed are not trained on.
+    """
 
     def __init__(
         self,
@@ -42,103 +43,63 @@ class TrajectorySource(Source):
         path: Path | str,
         *,
         request_share: float = 0.0,
+        strict: bool = True,
         name: str | None = None,
     ) -> None:
         path = Path(path)
         if not path.exists():
             raise UserError(f"{path}: no such folder of trajectories")
-        self.context, self.request_share = context, request_share
-        self.root = path if path.is_dir() else path.parent
-        self.name = name or path.resolve().stem
         files = find_trajectories(path)
         if not files:
             raise UserError(
                 f"{path}: no trajectories here; expected CATEGORY/traj/*_trajectory.json, "
                 f"or one JSON file of records"
             )
-        key = digest(str(path.resolve()), context.fingerprint)[:16]
-        cache = context.cache / f"lengths-{key}.json" if context.cache is not None else None
-        self._samples: list[tuple[str, Entry]] = []
-        self.unusable: list[Skipped] = []
-        seen: set[str] = set()
-        for file, entries in build_index(self.root, files, self._measure, cache=cache).items():
-            for entry in entries:
-                if not entry.reason and entry.id in seen:
-                    entry = replace(entry, reason="another record has the same id", detail=file)
-                seen.add(entry.id)
-                if entry.reason:
-                    self.unusable.append(Skipped(entry.id, entry.reason, entry.detail))
-                else:
-                    self._samples.append((file, entry))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        lengths = "\n".join(f"{entry.id} {entry.slots} {entry.pairs}" for _, entry in self._samples)
-        return digest(self.context.fingerprint, str(self.request_share), lengths)[:16]
-
-    def ids(self) -> list[str]:
-        return [entry.id for _, entry in self._samples]
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def slots(self, index: int) -> int:
-        return self._samples[index][1].slots
-
-    def pairs(self, index: int) -> int:
-        return self._samples[index][1].pairs
+        self.request_share, self.strict = request_share, strict
+        root = path if path.is_dir() else path.parent
+        super().__init__(context, path, root, files, name or path.resolve().stem, f"{request_share} {strict}")
 
     def record(self, index: int) -> Trajectory:
         """The record of a sample. Raises `Unusable`."""
-        file, entry = self._samples[index]
+        file, entry = self.samples[index]
         records = _records(self.root / file)
         if entry.record >= len(records):
-            raise Unusable("changed since it was indexed", entry.id)
+            raise Unusable(CHANGED, entry.id)
         record = records[entry.record]
         if isinstance(record, Unusable):
             raise record
         return record
 
-    def document(self, index: int, rng: np.random.Generator) -> Document:
-        file, entry = self._samples[index]
+    def build(self, index: int, opener: Opener, pixels: Pixels, rng: np.random.Generator | None) -> Document:
+        file, entry = self.samples[index]
         record = self.record(index)
-        from_request = bool(rng.random() < self.request_share)
-        pictures = [
-            open_picture(self.root / name) for name in pictures_of(self.root, _folder(file), record.ip_index)
-        ]
-        return self._lay_out(entry.id, record, pictures, self.context.pixels, from_request)
+        from_request = rng is not None and bool(rng.random() < self.request_share)
+        names = pictures_of(self.root, folder_of(file), record.ip_index)
+        return self._document(entry.id, record, names, opener, pixels, from_request)
 
-    def _lay_out(
-        self,
-        name: str,
-        record: Trajectory,
-        pictures: list[Image.Image],
-        pixels: Pixels,
-        from_request: bool = False,
+    def _document(
+        self, name: str, record: Trajectory, names: list[str], opener: Opener, pixels: Pixels, from_request: bool
     ) -> Document:
-        """The document of a record and its pictures, the target being the last."""
-        if record.error:
-            raise Unusable("the record reports an error", record.error)
-        grammar = self.context.grammar
-        exchanges = []
-        for turn in record.turns_for_training():
-            ids = turn.ids_for(grammar.fingerprint)
-            exchanges.append(Exchange(turn.input, grammar.encode(turn.response_text) if ids is None else ids))
-        return lay_out(
-            name,
-            exchanges,
-            pictures[:-1],
-            pictures[-1],
-            grammar=grammar,
-            pixels=pixels,
-            preset=self.context.preset,
-            context="request" if from_request else "recaption",
-            copies=self.context.copies,
-        )
+        pictures: list[Image.Image] = []
+        try:
+            for each in names:
+                pictures.append(opener(self.root / each))
+            return lay_out_record(
+                name,
+                record,
+                pictures[:-1],
+                pictures[-1],
+                self.context,
+                pixels,
+                from_request=from_request,
+                strict=self.strict,
+            )
+        finally:
+            for picture in pictures:
+                picture.close()
 
     def _measure(self, file: str) -> Measured:
-        """Lengths of the samples of one file, without decoding a picture."""
-        folder = _folder(file)
+        folder = folder_of(file)
         looked_at = [file]
         entries = []
         try:
@@ -147,98 +108,86 @@ class TrajectorySource(Source):
             return Measured([Entry(file, 0, reason=error.reason, detail=str(error))], looked_at)
         for number, record in enumerate(records):
             name = f"{file}#{number}" if len(records) > 1 else file
-            pictures: list[Image.Image] = []
-            try:
-                if isinstance(record, Unusable):
-                    raise record
-                if not is_file_name(record.ip_index):
-                    raise Unusable("ip_index is no file name", repr(record.ip_index))
-                name = f"{folder}/{record.ip_index}" if folder != "." else record.ip_index
-                looked_at += [f"{folder}/intermediate/{record.ip_index}"]
-                try:
-                    taken = pictures_of(self.root, folder, record.ip_index)
-                except Unusable:
-                    looked_at.append(f"{folder}/images")
-                    raise
-                looked_at += taken
-                pictures = [peek_picture(self.root / each) for each in taken]
-                document = self._lay_out(name, record, pictures, _shapes_only(self.context.pixels))
-                entries.append(Entry(name, number, document.slots, visible_pairs(document_spans(document))))
-            except Unusable as error:
-                entries.append(Entry(name, number, reason=error.reason, detail=str(error)))
-            finally:
-                for picture in pictures:
-                    picture.close()
+            if not isinstance(record, Unusable) and is_file_name(record.ip_index):
+                name = sample_id(folder, record.ip_index)
+            entries.append(measured(name, number, partial(self._outlined, name, folder, record, looked_at)))
         return Measured(entries, list(dict.fromkeys(looked_at)))
+
+    def _outlined(
+        self, name: str, folder: str, record: Trajectory | Unusable, looked_at: list[str]
+    ) -> Document:
+        if isinstance(record, Unusable):
+            raise record
+        if not is_file_name(record.ip_index):
+            raise Unusable("ip_index is no file name", repr(record.ip_index))
+        looked_at.append(f"{folder}/intermediate/{record.ip_index}")
+        try:
+            taken = pictures_of(self.root, folder, record.ip_index)
+        except Unusable:
+            looked_at += [f"{folder}/images", folder]
+            raise
+        looked_at += taken
+        return self._document(name, record, taken, peek_picture, shapes_only(self.context.pixels), False)
 
 
 def find_trajectories(path: Path) -> list[str]:
     """JSON files of records, relative to the root (the file's folder when `path` is a file), sorted."""
     if path.is_file():
         return [path.name]
-    folders = [
-        path,
-        *sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")),
-    ]
-    found = [file for folder in folders for file in sorted((folder / "traj").glob("*_trajectory.json"))]
+    categories = [path, *_folders(path)]
+    items = [item for category in categories[1:] for item in _folders(category)]
+    places = [place for category in categories for place in (category / "traj", category)] + items
+    found = [file for place in places for file in sorted(place.glob("*_trajectory.json")) if file.is_file()]
     return [file.relative_to(path).as_posix() for file in found]
 
 
 def pictures_of(root: Path, folder: str, ip_index: str) -> list[str]:
     """Names of a sample's references (the first two pictures by name, or fewer), and last that of its target.
 
-    Raises `Unusable` when there is no target.
+    Of `image_1.jpg` and `image_1.png` only the first counts. Raises `Unusable` when there is no target.
     """
     place = root / folder / "intermediate" / ip_index
-    names = []
-    if place.is_dir():
-        names = sorted(f.name for f in place.iterdir() if f.suffix.lower() in SUFFIXES and f.is_file())
-    taken = [f"{folder}/intermediate/{ip_index}/{name}" for name in names[:MAX_REFERENCES]]
+    stems: dict[str, str] = {}
+    try:
+        for name in sorted(f.name for f in place.iterdir() if f.suffix.lower() in SUFFIXES and f.is_file()):
+            stems.setdefault(Path(name).stem, name)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # no references
+    except OSError as error:
+        raise Unusable("references cannot be read", f"{place} ({error.strerror})") from None
+    taken = [f"{folder}/intermediate/{ip_index}/{name}" for name in list(stems.values())[:MAX_REFERENCES]]
     for suffix in (".png", *SUFFIXES):
-        name = f"{folder}/images/{ip_index}_0{suffix}"
-        if (root / name).is_file():
-            return [*taken, name]
+        for name in (f"{folder}/images/{ip_index}_0{suffix}", f"{folder}/{ip_index}_generated{suffix}"):
+            if (root / name).is_file():
+                return [*taken, name]
     raise Unusable("no target picture", f"{folder}/images/{ip_index}_0.*")
 
 
-def is_file_name(text: str) -> bool:
-    """Whether an id can safely name a file: not empty, no separator, no way out of its folder."""
-    return (
-        bool(text) and text not in (".", "..") and not set(text) & set("/\\\0") and len(text.encode()) <= 200
-    )
-
-
-def _folder(file: str) -> str:
-    """The category folder of a JSON file, relative to the root."""
+def folder_of(file: str) -> str:
+    """The folder of a JSON file's sample, relative to the root."""
     parent = Path(file).parent
     return (parent.parent if parent.name == "traj" else parent).as_posix()
 
 
-def _shapes_only(pixels: Pixels) -> Pixels:
-    """The same sizes, no pixels."""
-    assert isinstance(pixels.vae, Transform) and isinstance(pixels.vit, Transform)
-    return replace(pixels, vae=pixels.vae.shape_only, vit=pixels.vit.shape_only)
+def sample_id(folder: str, ip_index: str) -> str:
+    """Id of a sample among all of a root: its category and `ip_index`."""
+    return ip_index if folder == "." else f"{folder}/{ip_index}"
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(e for e in path.iterdir() if e.is_dir() and not e.name.startswith(".") and e.name not in PARTS)
 
 
 def _records(path: Path) -> list[Trajectory | Unusable]:
-    """The records of a file, each parsed or with the reason why not. Raises `Unusable` for a whole file."""
+    """The records of a file. Raises `Unusable` for a whole file."""
     try:
         return _parsed(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
         raise Unusable("trajectory file vanished", str(path)) from None
-    except (OSError, ValueError) as error:
-        raise Unusable("trajectory file is not JSON", f"{path} ({error})") from None
+    except OSError as error:
+        raise Unusable("trajectory file cannot be read", f"{path} ({error.strerror})") from None
 
 
 @lru_cache(maxsize=4)
 def _parsed(path: Path, modified: int) -> list[Trajectory | Unusable]:
-    content = json.loads(path.read_text(encoding="utf-8-sig"))
-    records: list[Trajectory | Unusable] = []
-    for each in content if isinstance(content, list) else [content]:
-        try:
-            records.append(Trajectory.model_validate(each))
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"]) or "record"
-            records.append(Unusable("record does not fit the schema", f"{path}, key {key}: {first['msg']}"))
-    return records
+    return records_in(path.read_bytes(), str(path))

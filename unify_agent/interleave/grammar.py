@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
@@ -29,6 +30,37 @@ STRUCTURE_TAGS = tuple(tag for tag in TAGS if "observation" not in tag)
 _OBSERVATION = re.compile(r"(<observation>)(.*)(</observation>)", re.DOTALL)
 
 
+SPELLED = "<\u200b"
+"""How a tag begins that was spelled out in ordinary tokens: with a space of no width."""
+_UNCLOSED = re.compile(r"^<observation>", re.MULTILINE)
+_ANY_TAG = re.compile("|".join(map(re.escape, TAGS + MARKERS)))
+
+
+def misplaced_tag(text: str) -> str | None:
+    """The first tag of an assistant's text that is out of place, None when all are well-formed.
+
+    Well-formed is `<tag> ... </tag>` of a structure tag with no other tag inside. Observation tags and markers are
+    not for an assistant to write.
+    """
+    opened = ""
+    for found in _ANY_TAG.finditer(text):
+        tag = found[0]
+        if tag not in STRUCTURE_TAGS or (opened and tag != f"</{opened[1:]}") or (not opened and tag[1] == "/"):
+            return tag
+        opened = "" if opened else tag
+    return opened or None
+
+
+def unsafe_in_user(text: str) -> str | None:
+    """What makes a user turn's text mean something else than it says: an observation that begins a line and never
+    ends (what came from outside would be trusted), or a marker outside the observation. None when all is well."""
+    found = _OBSERVATION.search(text)
+    if found is None and _UNCLOSED.search(text):
+        return "<observation>"
+    outside = text if found is None else text[: found.start()] + text[found.end() :]
+    return next((tag for tag in _ANY_TAG.findall(outside) if tag in MARKERS), None)
+
+
 class Grammar:
     """A tokenizer with the markers and tags of Unify-Agent.
 
@@ -38,7 +70,7 @@ class Grammar:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         known = tokenizer.get_vocab(with_added_tokens=True)
-        special = [token for token in MARKERS + TAGS]
+        special = MARKERS + TAGS
         tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
         self.added = tuple(token for token in special if token not in known)
         self._trusted = tokenizer
@@ -46,6 +78,7 @@ class Grammar:
         self._plain.encode_special_tokens = True
         self.bos, self.eos, self.start_of_image, self.end_of_image = (self.id_of(t) for t in MARKERS)
         self.tag_ids = {tag: self.id_of(tag) for tag in TAGS}
+        self._special = frozenset(self.id_of(token) for token in special)
         self.size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.fingerprint = digest(tokenizer.to_str())[:16]
 
@@ -96,6 +129,18 @@ class Grammar:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, tags included."""
         return self._trusted.decode(list(ids), skip_special_tokens=False)
+
+    def said(self, ids: Sequence[int]) -> str:
+        """Text of ids that a model generated. A tag that it only spelled out in ordinary tokens is no tag: an invisible
+        mark is put into it, so that nobody who reads the text, and no other tokenizer, takes it for one."""
+        text = self.decode(ids)
+        if [t for t in ids if t in self._special] == [t for t in self.encode(text) if t in self._special]:
+            return text
+        pieces: list[str] = []
+        for special, run in groupby(ids, self._special.__contains__):
+            piece = self.decode(list(run))
+            pieces.append(piece if special else _ANY_TAG.sub(lambda tag: tag[0].replace("<", SPELLED), piece))
+        return "".join(pieces)
 
     def between(self, ids: Sequence[int], tag: str) -> tuple[int, int] | None:
         """The range [open, close + 1) of the last complete `<tag> ... </tag>` in `ids`, tags included."""

@@ -9,6 +9,7 @@ frame is taken.
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,33 +38,43 @@ def to_rgb(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
-def peek_picture(path: Path | str) -> Image.Image:
+PictureFile = Path | str | bytes
+"""Where a picture lies, or the file's content itself."""
+
+
+def peek_picture(file: PictureFile, name: str = "") -> Image.Image:
     """Open a picture without decoding it: its `size` is known, its pixels are not read yet.
 
-    Raises `Unusable` when there is none, when it is no picture, or when it claims to be gigantic.
+    `name`: what messages call it, needed for bytes. Raises `Unusable` when there is none, when it is no picture, or
+    when it claims to be gigantic.
     """
+    name = _called(file, name)
     try:
-        picture = Image.open(path)
+        picture = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
     except FileNotFoundError:
-        raise Unusable("picture missing", str(path)) from None
+        raise Unusable("picture missing", name) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise Unusable("picture too large", str(path)) from None
+        raise Unusable("picture too large", name) from None
     except Exception as error:  # Pillow's readers raise whatever a broken header leads them to
-        raise Unusable("not a picture", f"{path} ({error})") from None
+        raise Unusable("not a picture", f"{name} ({error})") from None
     if picture.width * picture.height > MAX_FILE_PIXELS:
         picture.close()
-        raise Unusable("picture too large", f"{path} ({picture.width}x{picture.height})")
+        raise Unusable("picture too large", f"{name} ({picture.width}x{picture.height})")
     return picture
 
 
-def open_picture(path: Path | str) -> Image.Image:
+def open_picture(file: PictureFile, name: str = "") -> Image.Image:
     """A decoded RGB picture. Raises `Unusable` as `peek_picture` does, and for a file that breaks off."""
-    with peek_picture(path) as picture:
+    with peek_picture(file, name) as picture:
         try:
             picture.load()
             return to_rgb(picture).copy()
         except Exception as error:  # as above
-            raise Unusable("picture does not decode", f"{path} ({error})") from None
+            raise Unusable("picture does not decode", f"{_called(file, name)} ({error})") from None
+
+
+def _called(file: PictureFile, name: str) -> str:
+    return name or ("picture" if isinstance(file, bytes) else str(file))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from unify_agent import files
+from unify_agent.datasets.kinds import kinds
 from unify_agent.datasets.loader import Dropout, Loader
 from unify_agent.datasets.sources import Mixture, Source, SourceContext, count_reasons
 from unify_agent.errors import UserError, nearest
@@ -188,12 +189,13 @@ def _source(config: SourceConfig, context: SourceContext, key: str) -> Source:
     options = dict(config.options)
     if config.path is not None:
         options["path"] = config.path
-    if config.kind == "trajectories":
-        from unify_agent.datasets.folder import TrajectorySource
-
+    known = kinds()
+    if config.kind in known:
         if config.path is None:
-            raise UserError(f"{key}.path is not set: name a folder of trajectories")
-        kind = TrajectorySource
-    else:
+            raise UserError(f"{key}.path is not set: name the folder or file of {config.kind}")
+        kind = known[config.kind]
+    elif ":" in config.kind:
         kind = plugins.load(config.kind, f"{key}.kind")
+    else:
+        raise UserError(f"{key}.kind={config.kind}: no such kind of source{nearest(config.kind, list(known))}")
     return plugins.call(kind, (context,), options, f"{key}.options")

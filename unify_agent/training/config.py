@@ -36,7 +36,7 @@ class ModelConfig:
 @dataclass
 class SourceConfig:
     kind: str = "trajectories"
-    """`trajectories` (a folder in the release's layout) or `package.module:Class` of a source."""
+    """`trajectories`, `text_to_image`, `image_to_text`, `text`, `editing` (docs/data.md), or `package.module:Class`."""
     path: Optional[str] = None
     weight: float = 1.0
     """Share of the tokens drawn, relative to the other sources' weights."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
-from unify_agent.errors import UserError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from unify_agent.errors import UserError, nearest
 
 
 def load(name: str, key: str) -> Any:
@@ -28,9 +30,24 @@ def load(name: str, key: str) -> Any:
 
 
 def call(kind: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any], key: str) -> Any:
-    """`kind(*arguments, **options)`. Raises UserError when it does not take the options of a recipe."""
+    """`kind(*arguments, **options)`. Raises UserError, naming the option and the nearest real one, when it does not
+    take the options of a recipe, or not of that type."""
+    name = getattr(kind, "__name__", kind)
+    signature = inspect.signature(kind)
+    known = list(signature.parameters)[len(arguments) :]
+    for option in options:
+        if option not in known:
+            raise UserError(f"{key}: {name} has no option {option!r}{nearest(option, known)}")
     try:
-        inspect.signature(kind).bind(*arguments, **options)
+        signature.bind(*arguments, **options)
     except TypeError as error:
-        raise UserError(f"{key}={options}: {getattr(kind, '__name__', kind)}: {error}") from None
+        raise UserError(f"{key}={options}: {name}: {error}") from None
+    types = get_type_hints(kind.__init__ if inspect.isclass(kind) else kind)
+    for option, value in options.items():
+        if option in types:
+            try:
+                adapter = TypeAdapter(types[option], config=ConfigDict(arbitrary_types_allowed=True))
+                adapter.validate_python(value, strict=True)
+            except ValidationError as error:
+                raise UserError(f"{key}.{option}={value!r}: {name}: {error.errors()[0]['msg']}") from None
     return kind(*arguments, **options)
