@@ -26,14 +26,15 @@ from unify_agent.interleave.visibility import Span, document_spans
 from unify_agent.model.attention import block_mask
 
 
-def trajectory() -> Document:
-    """18,374 slots: three turns, two references of 1024 x 768, and the picture drawn from them."""
+def trajectory(scale: int = 1) -> Document:
+    """18,376 slots: three turns, two references of 1024 x 768, and the picture drawn from them; or pictures of a
+    `scale`-th of the side."""
 
     def text(length: int, name: str | None = None, **spans: tuple[int, int]) -> Text:
         return Text((0,) * (length - 2), name=name, spans=spans)
 
     def shape(height: int, width: int) -> np.ndarray:
-        return np.broadcast_to(np.uint8(0), (height, width, 3))
+        return np.broadcast_to(np.uint8(0), (height // scale, width // scale, 3))
 
     references = [
         Picture(pixels, use, patch, f"{n}.{use}", "references")
@@ -67,7 +68,8 @@ def peak(reset: bool = False) -> float:
 
 def measure(tokens: int) -> dict[str, float]:
     spans = layout(tokens)
-    block_mask(block_tables(layout(1024), 1024), "cpu")  # imports and first calls
+    small = trajectory(scale=16)
+    block_mask(block_tables(document_spans(small), small.slots), "cpu")  # imports and first calls
     gc.collect()
     before = peak(reset=True)
     kept = block_mask(block_tables(spans, tokens), "cpu")

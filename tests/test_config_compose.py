@@ -96,6 +96,7 @@ def test_an_unknown_key_names_the_nearest_real_one(override, nearest):
         ("export.weights=rew", "ema, raw"),
         ("task=sftt", "sft, vae"),
         ("layout=papr", "paper, released"),
+        ("model.attention=flx", "segments, flex"),
         ("parallel.dtype=fp16", "bf16"),
         ("data.expected_tokens=50000", "data.expected_tokens"),
         ("data.dropout.vit=1.5", "data.dropout.vit"),

@@ -12,6 +12,7 @@ from unify_agent.interleave.batch import pack
 from unify_agent.interleave.segments import Document, Drawing, Picture, Text
 from unify_agent.interleave.visibility import Span, dense_mask, document_spans, visible_pairs, visible_ranges
 
+
 def said_plainly(spans: list[Span], length: int) -> np.ndarray:
     """The rule for one query and one key at a time."""
     owner = {token: span for span in spans for token in range(span.start, span.stop)}

@@ -214,16 +214,18 @@ def block_mask(tables: BlockTables, device: torch.device | str) -> BlockMask:
         columns = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
         return tensor(blocks.sum(1, dtype=np.int32)[None, None]), tensor(columns[None, None])
 
-    span, document, run, reach, seen = map(tensor, (tables.span, tables.document, tables.run, tables.reach, tables.seen))
+    span, document, run = tensor(tables.span), tensor(tables.document), tensor(tables.run)
+    reach, seen = tensor(tables.reach), tensor(tables.seen)
 
     def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         own = (span[q] == span[k]) & (k <= reach[q])
         return own | ((document[q] == document[k]) & seen[span[q], run[k]])
 
-    length = len(tables.span)
-    return BlockMask.from_kv_blocks(
-        *ordered(tables.partial), *ordered(tables.full), tables.size, visible, seq_lengths=(length, length)
-    )
+    # In this order: what each row of blocks visits, and, for the backward pass, what each column is visited by.
+    partial, full = tables.partial, tables.full
+    orders = [each for blocks in (partial, full, partial.T, full.T) for each in ordered(blocks)]
+    size = (tables.size, tables.size)
+    return BlockMask((len(tables.span),) * 2, *orders, BLOCK_SIZE=size, mask_mod=visible)
 
 
 @cache
