@@ -90,14 +90,14 @@ def made_place(run: Loader, done: int) -> tuple[int, int]:
 
 
 def test_what_is_left_of_an_epoch_is_planned_anew_for_other_packs_per_step() -> None:
-    before = ids(made(4), 0, 5)
-    after = resumed(made(4), 5, 3)
-    steps = after.schedule.at(5)[0].steps
-    rest = ids(after, 5, 5 + steps)
+    before = ids(made(4), 0, 2)
+    after = resumed(made(4), 2, 3)
+    steps = after.schedule.at(2)[0].steps
+    rest = ids(after, 2, 2 + steps)
     names = [name for step in (*before, *rest) for packs in step for name in packs]
     assert Counter(names) == Counter(made().mixture.name(draw) for draw in made().mixture.epoch(3, 0))
     assert all(len(step) == 3 for step in rest)
-    assert [data.step for data in after.steps(5, 8)] == [5, 6, 7]
+    assert [data.step for data in after.steps(2, 5)] == [2, 3, 4]
 
 
 def test_a_change_taken_back_before_a_step_leaves_no_trace() -> None:

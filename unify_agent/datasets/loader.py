@@ -36,6 +36,9 @@ from unify_agent.interleave.segments import Unusable
 STEPS_AHEAD = 2
 """How many steps are built before they are asked for."""
 
+ALIGNMENT = 64
+"""Arrays of a pack begin at multiples of this many bytes."""
+
 
 @dataclass(frozen=True)
 class Dropout:
@@ -87,18 +90,47 @@ class _Task:
 
 
 @dataclass(frozen=True)
+class _Parcel:
+    """A pack as bytes: the numbers of all its arrays in a row, and a pickle of the rest. Handles of hundreds of shared
+    tensors would exhaust /dev/shm in a container, or the limit of open files."""
+
+    head: bytes
+    body: bytes
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> _Parcel:
+        arrays = {name: _map(value, Tensor, Tensor.numpy) for name, value in vars(batch).items()}
+        buffers: list[pickle.PickleBuffer] = []
+        head = pickle.dumps(arrays, protocol=5, buffer_callback=buffers.append)
+        views = [buffer.raw() for buffer in buffers]
+        gaps = [bytes(-view.nbytes % ALIGNMENT) for view in views]
+        body = b"".join(part for pair in zip(views, gaps, strict=True) for part in pair)
+        return cls(head, body, [view.nbytes for view in views])
+
+    def opened(self) -> PackedBatch:
+        memory, at, buffers = memoryview(bytearray(self.body)), 0, []
+        for size in self.sizes:
+            buffers.append(memory[at : at + size])
+            at += size + -size % ALIGNMENT
+        arrays = pickle.loads(self.head, buffers=buffers)
+        return PackedBatch(
+            **{name: _map(value, np.ndarray, torch.from_numpy) for name, value in arrays.items()}
+        )
+
+
+@dataclass(frozen=True)
 class _Built:
-    """A pack on its way from a worker. It crosses over as one string of bytes: handles of hundreds of shared tensors
-    would exhaust /dev/shm in a container, or the limit of open files."""
+    """A pack on its way from a worker."""
 
     task: _Task
-    content: bytes | PackedBatch | UserError
+    content: _Parcel | PackedBatch | UserError
     skipped: list[Skipped]
 
     def batch(self) -> PackedBatch:
         if isinstance(self.content, UserError):
             raise self.content
-        return _unpack(self.content) if isinstance(self.content, bytes) else self.content
+        return self.content.opened() if isinstance(self.content, _Parcel) else self.content
 
     def pin_memory(self) -> _Built:
         """What the DataLoader's own thread calls when the device is a GPU."""
@@ -153,8 +185,7 @@ class Builder(Dataset):
             batch, skipped = self.build(task.draws)
         except UserError as error:
             return _Built(task, error, [])
-        arrays = {name: _map(value, Tensor, Tensor.numpy) for name, value in vars(batch).items()}
-        return _Built(task, pickle.dumps(arrays, protocol=5), skipped)
+        return _Built(task, _Parcel.of(batch), skipped)
 
 
 def _map(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
@@ -319,8 +350,3 @@ class _Tasks:
 
 def _same(value: object) -> object:
     return value
-
-
-def _unpack(content: bytes) -> PackedBatch:
-    arrays = pickle.loads(content)
-    return PackedBatch(**{name: _map(value, np.ndarray, torch.from_numpy) for name, value in arrays.items()})

@@ -62,7 +62,7 @@ class PackedBatch:
     vit_position_ids: Tensor
     vit_lengths: list[int]
     vae_images: list[Tensor]
-    """[3, H, W] uint8 levels, at their own sizes; `latent_image[i]` is the one of latent run i."""
+    """uint8 [H, W, 3], at their own sizes, see `picture_values`; `latent_image[i]` is the one of latent run i."""
     vae_noise: list[Tensor]
     """[16, H/8, W/8], the standard normal of each picture's posterior sample."""
     latent_image: list[int]
@@ -108,19 +108,25 @@ def pixel_values(levels: Tensor) -> Tensor:
     return (levels.to(torch.float32) / 255 - 0.5) / 0.5
 
 
-def channels_first(pixels: np.ndarray) -> Tensor:
-    """uint8 [H, W, 3] -> uint8 [3, H, W], the same memory in another order."""
-    return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
+def picture_values(pixels: Tensor) -> Tensor:
+    """uint8 [H, W, 3] -> float32 [3, H, W] in [-1, 1]. A picture [3, H, W] of floats stays."""
+    return pixels if pixels.is_floating_point() else pixel_values(pixels.permute(2, 0, 1)).contiguous()
 
 
 def normalise(pixels: np.ndarray) -> Tensor:
     """uint8 [H, W, 3] -> float32 [3, H, W] in [-1, 1]."""
-    return pixel_values(channels_first(pixels)).contiguous()
+    return picture_values(torch.from_numpy(np.ascontiguousarray(pixels)))
 
 
 def patchify(image: Tensor, patch: int) -> Tensor:
     """[3, H, W] -> [patches, patch * patch * 3], row-major, channel fastest."""
     return rearrange(image, "c (h p) (w q) -> (h w) (p q c)", p=patch, q=patch)
+
+
+def patch_levels(pixels: np.ndarray, patch: int) -> Tensor:
+    """What `patchify` makes of a picture, from its uint8 [H, W, 3]."""
+    rows = rearrange(pixels, "(h p) (w q) c -> (h w) (p q c)", p=patch, q=patch)
+    return torch.from_numpy(np.ascontiguousarray(rows))
 
 
 def position_ids(grid: tuple[int, int], side: int) -> Tensor:
@@ -183,9 +189,10 @@ class _Packer:
         if segment.loss:
             weight = text_loss_weight(segment.ids)
             role = ROLES.index(segment.role)
-            for offset, label in enumerate(slots[1:]):
-                factor = self.rules.tag_weight if label in self.rules.tag_ids else 1.0
-                self.ce.append((self.at + offset, label, weight * factor, role))
+            tags = self.rules.tag_ids
+            factor = self.rules.tag_weight
+            for at, label in enumerate(slots[1:], self.at):
+                self.ce.append((at, label, weight * factor if label in tags else weight, role))
         self.text_ids += slots
         self.text_at += range(self.at, self.at + len(slots))
         self.rope += range(rope, rope + len(slots))
@@ -197,7 +204,7 @@ class _Packer:
         self._marker(self.rules.start_of_image, rope)
         slots = torch.arange(self.at, self.at + patches)
         if segment.use == "vit":
-            self.vit.append(patchify(channels_first(segment.pixels), segment.patch))
+            self.vit.append(patch_levels(segment.pixels, segment.patch))
             self.vit_at.append(slots)
             self.vit_position.append(position_ids(grid, self.rules.vit_side))
         else:
@@ -223,7 +230,7 @@ class _Packer:
     def _image(self, pixels: np.ndarray, grid: tuple[int, int], name: str, index: int) -> None:
         shape = (LATENT_CHANNELS, grid[0] * LATENT_PATCH, grid[1] * LATENT_PATCH)
         rng = generator(self.seed, self.epoch, name, index, "vae")
-        self.images.append(channels_first(pixels).contiguous())
+        self.images.append(torch.from_numpy(np.ascontiguousarray(pixels)))
         self.image_noise.append(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
 
     def _latents(self, grid: tuple[int, int], slots: Tensor, rng: np.random.Generator | None) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unify_agent.errors import UserError
-from unify_agent.interleave.batch import PackedBatch, pixel_values
+from unify_agent.interleave.batch import PackedBatch, picture_values
 from unify_agent.model.config import VaeConfig
 
 # (pattern in the original names, replacement in diffusers' names); decoder levels also count from the other end.
@@ -211,7 +211,7 @@ def encode_pictures(vae: FluxVae, images: list[Tensor], noise: list[Tensor]) -> 
 def encode_batch(vae: FluxVae, batch: PackedBatch, patch: int = 2) -> Tensor:
     """The clean latents [Q, 64] of every latent segment of a pack, in `latent_at` order, float32, on the VAE's
     device."""
-    pictures = [pixel_values(image) for image in batch.vae_images]
+    pictures = [picture_values(image) for image in batch.vae_images]
     rows = [patchify(latent, patch) for latent in encode_pictures(vae, pictures, batch.vae_noise)]
     if not batch.latent_image:
         return torch.zeros(0, patch**2 * vae.config.z_channels, device=next(vae.parameters()).device)
