@@ -57,7 +57,7 @@ def test_a_second_look_measures_nothing(root: Path) -> None:
 
 def test_what_came_went_or_changed_is_measured_and_nothing_else(root: Path) -> None:
     build(root)
-    write(root / "1.json", "55")
+    write(root / "1.json", "55", LONG_AGO + 1)
     write(root / "2.json.png", "a larger picture")
     write(root / "9.json", "99")
     (root / "0.json").unlink()

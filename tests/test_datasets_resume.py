@@ -83,6 +83,22 @@ def test_no_sample_of_an_epoch_is_lost_or_repeated_when_packs_per_step_change(
         assert drawn[epoch] == Counter(run.mixture.epoch(3, epoch))
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.sets(st.integers(0, 29)), st.integers(0, 20), st.integers(1, 4))
+def test_at_every_stop_a_sample_is_packed_skipped_with_a_reason_or_still_to_come(
+    broken: set[int], stop: int, packs_per_step: int
+) -> None:
+    run = made(packs_per_step, Mixture([Texts("a", [*LENGTHS[:30], 101], tuple(broken))], limit=100))
+    stop = min(stop, run.plan(0).steps)
+    done = list(run.steps(0, stop))
+    packed = Counter(name for data in done for batch in data.packs for name in batch.sample_ids)
+    skipped = Counter(each.id for each in (*run.skipped, *(each for data in done for each in data.skipped)))
+    ahead = list(run.tasks(stop, run.plan(0).steps))
+    to_come = Counter(run.mixture.name(draw) for task in ahead for draw in task.draws)
+    assert packed + skipped + to_come == Counter(f"a:{number}" for number in range(31))
+    assert all(each.reason for data in done for each in data.skipped)
+
+
 def made_place(run: Loader, done: int) -> tuple[int, int]:
     """The place of a step, counted step by step."""
     epochs = [run.schedule.at(step)[0].epoch for step in range(done + 1)]

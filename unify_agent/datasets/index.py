@@ -181,7 +181,7 @@ def _read(cache: Path | None) -> dict[str, dict[str, Any]]:
     try:
         content = json.loads(cache.read_text(encoding="utf-8"))
         return content["files"] if content["version"] == VERSION else {}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise UserError(f"{cache}: the length index cannot be read ({error.strerror})") from None

@@ -114,9 +114,7 @@ class _Parcel:
             buffers.append(memory[at : at + size])
             at += size + -size % ALIGNMENT
         arrays = pickle.loads(self.head, buffers=buffers)
-        return PackedBatch(
-            **{name: _map(value, np.ndarray, torch.from_numpy) for name, value in arrays.items()}
-        )
+        return PackedBatch(**{name: _map(value, np.ndarray, torch.from_numpy) for name, value in arrays.items()})
 
 
 @dataclass(frozen=True)
@@ -228,8 +226,9 @@ class Loader:
         self.rank, self.world, self.workers, self.pin = rank, world, workers, pin
         self.builder = Builder(mixture, rules, seed=seed, preset=preset, dropout=dropout, pad_to=pad_to)
         self.skipped = list(mixture.skipped)
-        self.rules = digest(repr(replace(limits, packs_per_step=1)), str(seed), preset, repr(self.builder.dropout))[:16]
-        self.fingerprint = digest(mixture.fingerprint, self.rules)[:16]
+        rules_of_plan = (replace(limits, packs_per_step=1), seed, preset, self.builder.dropout)
+        self.plan_fingerprint = digest(repr(rules_of_plan))[:16]
+        self.fingerprint = digest(mixture.fingerprint, self.plan_fingerprint)[:16]
         self.schedule = Schedule(mixture, limits, seed)
 
     def plan(self, epoch: int = 0) -> Plan:
@@ -249,7 +248,7 @@ class Loader:
         epoch, step = self.place(done)
         return LoaderState(
             index=self.mixture.fingerprint,
-            plan=self.rules,
+            plan=self.plan_fingerprint,
             sources={source.name: len(source) for source in self.mixture.sources},
             done=done,
             epoch=epoch,

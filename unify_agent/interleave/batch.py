@@ -115,7 +115,7 @@ def picture_values(pixels: Tensor) -> Tensor:
 
 def normalise(pixels: np.ndarray) -> Tensor:
     """uint8 [H, W, 3] -> float32 [3, H, W] in [-1, 1]."""
-    return picture_values(torch.from_numpy(np.ascontiguousarray(pixels)))
+    return picture_values(torch.from_numpy(np.require(pixels, requirements="CW")))
 
 
 def patchify(image: Tensor, patch: int) -> Tensor:
@@ -126,7 +126,7 @@ def patchify(image: Tensor, patch: int) -> Tensor:
 def patch_levels(pixels: np.ndarray, patch: int) -> Tensor:
     """What `patchify` makes of a picture, from its uint8 [H, W, 3]."""
     rows = rearrange(pixels, "(h p) (w q) c -> (h w) (p q c)", p=patch, q=patch)
-    return torch.from_numpy(np.ascontiguousarray(rows))
+    return torch.from_numpy(np.require(rows, requirements="CW"))
 
 
 def position_ids(grid: tuple[int, int], side: int) -> Tensor:
@@ -230,7 +230,7 @@ class _Packer:
     def _image(self, pixels: np.ndarray, grid: tuple[int, int], name: str, index: int) -> None:
         shape = (LATENT_CHANNELS, grid[0] * LATENT_PATCH, grid[1] * LATENT_PATCH)
         rng = generator(self.seed, self.epoch, name, index, "vae")
-        self.images.append(torch.from_numpy(np.ascontiguousarray(pixels)))
+        self.images.append(torch.from_numpy(np.require(pixels, requirements="CW")))
         self.image_noise.append(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
 
     def _latents(self, grid: tuple[int, int], slots: Tensor, rng: np.random.Generator | None) -> None:

@@ -120,9 +120,16 @@ class Trainer:
 
     def _save(self) -> None:
         tensors = self.tensors()
-        tensors[f"random/{self.world.rank}"] = torch.get_rng_state()
+        tensors |= self._generators()
         meta = {"data": self.parts.loader.state(self.done), "ranks": self.world.size}
         checkpoint.save(self.checkpoints, self.done, tensors, meta, self.world, self.config.checkpoint.keep_last)
+
+    def _generators(self) -> dict[str, Tensor]:
+        """States of torch's own generators on this rank. What belongs to a sample has generators of its own."""
+        states = {f"random/{self.world.rank}": torch.get_rng_state()}
+        if self.world.device.type == "cuda":
+            states[f"random_cuda/{self.world.rank}"] = torch.cuda.get_rng_state()
+        return states
 
     def _resume(self) -> None:
         found = checkpoint.latest(self.checkpoints)
@@ -135,11 +142,10 @@ class Trainer:
         if found.step > self.config.steps:
             raise UserError(f"{found.path}: has more steps than steps={self.config.steps}; choose another output")
         tensors = self.tensors()
-        random = torch.get_rng_state()
-        if found.meta["ranks"] == self.world.size:
-            tensors[f"random/{self.world.rank}"] = random
-        checkpoint.load(found, tensors, self.world)
-        torch.set_rng_state(random)
+        generators = self._generators() if found.meta["ranks"] == self.world.size else {}
+        checkpoint.load(found, tensors | generators, self.world)
+        for name, state in generators.items():
+            torch.set_rng_state(state) if name.startswith("random/") else torch.cuda.set_rng_state(state)
         self.done = found.step
 
     def _opening(self) -> str:
