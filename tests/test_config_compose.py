@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from unify_agent.errors import UserError
 from unify_agent.training.compose import keys, load_config, recipe_names, to_yaml
-from unify_agent.training.config import Config
+from unify_agent.training.config import Config, DropoutConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = recipe_names(ROOT / "recipes")
@@ -46,6 +46,7 @@ def test_the_default_is_the_papers_table_6():
     assert (config.loss.ce_weight, config.loss.mse_weight, config.loss.special_token_weight) == (1.0, 1.0, 3.0)
     assert (config.data.expected_tokens, config.data.max_tokens) == (40240, 41520)
     assert config.data.max_tokens_per_sample == 40240
+    assert config.data.dropout == DropoutConfig(text=0.0, vit=0.0, vae=0.0)
     assert (config.data.vae_transform.min, config.data.vae_transform.max) == (512, 1024)
     assert (config.data.vit_transform.min, config.data.vit_transform.max) == (378, 980)
     assert (config.steps, config.optim.schedule, config.ema.decay) == (10000, "constant", 0.9999)
@@ -96,6 +97,7 @@ def test_an_unknown_key_names_the_nearest_real_one(override, nearest):
         ("export.weights=rew", "ema, raw"),
         ("task=sftt", "sft, vae"),
         ("layout=papr", "paper, released"),
+        ("model.attention=flx", "segments, flex"),
         ("parallel.dtype=fp16", "bf16"),
         ("data.expected_tokens=50000", "data.expected_tokens"),
         ("data.dropout.vit=1.5", "data.dropout.vit"),

@@ -13,6 +13,7 @@ from unify_agent.datasets.folder import TrajectorySource
 from unify_agent.datasets.loader import Dropout, Loader
 from unify_agent.datasets.sources import Mixture, Source
 from unify_agent.errors import UserError
+from unify_agent.interleave.batch import PackedBatch
 from unify_agent.interleave.packing import TOO_LONG, Limits
 from unify_agent.interleave.segments import Document, Drawing, Text, Unusable
 
@@ -210,6 +211,14 @@ def test_a_folder_of_trajectories_trains_end_to_end(tmp_path: Path, preset: str)
     steps = list(made.steps(0, made.plan(0).steps))
     assert sum(len(batch.sample_ids) for data in steps for batch in data.packs) == 6
     assert all(len(batch.mse_at) and len(batch.ce_at) for data in steps for batch in data.packs)
+
+
+def test_packs_are_pinned_by_the_loaders_own_thread_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[PackedBatch] = []
+    monkeypatch.setattr(PackedBatch, "pin", lambda self: pinned.append(self) or self)
+    made = loader()
+    built = made.builder[next(made.tasks(0, 1))].pin_memory()
+    assert len(pinned) == 1 and built.batch() is pinned[0]
 
 
 def test_closing_the_iterator_stops_the_workers() -> None:

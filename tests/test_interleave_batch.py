@@ -5,7 +5,16 @@ import pytest
 import torch
 from datasets_tools import grammar, picture, pixels, rules
 
-from unify_agent.interleave.batch import ROLES, PackRules, normalise, pack, patchify, position_ids
+from unify_agent.interleave.batch import (
+    ROLES,
+    PackRules,
+    normalise,
+    pack,
+    patchify,
+    picture_values,
+    pixel_values,
+    position_ids,
+)
 from unify_agent.interleave.layout import Exchange, lay_out
 from unify_agent.interleave.segments import Document, Drawing, Picture, Text
 
@@ -81,6 +90,16 @@ def test_patches_are_rows_of_pixels_with_the_channel_fastest() -> None:
     assert patches.shape == (6, 588)
     expected = image[:, 14:28, 28:42].permute(1, 2, 0).reshape(-1)
     assert torch.equal(patches[5], expected)
+
+
+def test_pixels_stay_levels_until_the_model_makes_numbers_of_them() -> None:
+    vae, vit = np.asarray(picture(1, (32, 48))), np.asarray(picture(2, (28, 42)))
+    batch = pack([Document("x", (Picture(vae, "vae", 16), Picture(vit, "vit", 14)))], rules())
+    assert batch.vit_patches.dtype == batch.vae_images[0].dtype == torch.uint8
+    assert torch.equal(picture_values(batch.vae_images[0]), normalise(vae))
+    assert torch.equal(pixel_values(batch.vit_patches), patchify(normalise(vit), 14))
+    values = normalise(vae)
+    assert pixel_values(values) is values and picture_values(values) is values
 
 
 def test_position_ids_use_the_side_of_the_table() -> None:

@@ -91,9 +91,23 @@ def test_a_finished_run_trains_nothing_when_called_again(base, unbroken):
     assert rows(unbroken) == before
 
 
+def test_a_run_goes_on_with_another_number_of_packs_per_step(base, tmp_path):
+    output = f"output={tmp_path}"
+    assert fit(compose([*base, output, "steps=2"])) == 0
+    assert fit(compose([*base, output, "steps=8", "parallel.packs_per_step=1"])) == 0
+    made = rows(tmp_path)
+    first = [row for row in made if row["epoch"] == 0]
+    assert len(made) == 8 and sum(row["samples"] for row in first) == 12
+    changes = complete(tmp_path / "checkpoints")[-1].meta["data"]["packs_per_step"]
+    assert changes == [[0, 2], [2, 1]]
+
+
 def test_a_run_on_other_data_does_not_continue_silently(base, unbroken):
     with pytest.raises(UserError, match="another plan"):
         fit(compose([*base, f"output={unbroken}", "seed=1"]))
+    larger = "data.sources=[{kind: 'tests.training_toy:ToySource', options: {size: 13}}]"
+    with pytest.raises(UserError, match="source toy had 12 samples, now 13"):
+        fit(compose([*base, f"output={unbroken}", larger]))
     with pytest.raises(UserError, match="more steps than steps=3"):
         fit(compose([*base, f"output={unbroken}", "steps=3"]))
 
@@ -103,6 +117,7 @@ def test_a_run_on_other_data_does_not_continue_silently(base, unbroken):
     [
         (["data.sources=[]"], "data.sources is empty"),
         (["model.init=pretrained"], "model.path is not set"),
+        (["model.attention=flex"], "model.attention=flex trains on a GPU only"),
         (["model.vae=null"], "model.vae is not set"),
         (["model.arch=tini"], "model.arch=tini.*tiny"),
         (["model.vae=/nowhere"], "no autoencoder here.*openmoji_vae"),

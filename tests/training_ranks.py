@@ -30,7 +30,7 @@ def uneven(config: Config) -> None:
     world = parallel.start(config.parallel)
     parts = assemble(config, world)
     source = parts.loader.mixture.sources[0]
-    rules = parts.loader.builder.inner.rules
+    rules = parts.loader.builder.rules
     documents = [source.document(index, None) for index in (0, 2)]
     documents[1] = type(documents[1])("pictures", documents[1].segments[:2] + documents[1].segments[3:])
     packs = [pack([each], rules, seed=0) for each in documents]

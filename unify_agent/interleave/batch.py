@@ -57,12 +57,12 @@ class PackedBatch:
     text_at: Tensor
     rope_ids: Tensor
     vit_patches: Tensor
-    """[P, patch * patch * 3], a patch flattened by (row, column, channel)."""
+    """[P, patch * patch * 3], a patch flattened by (row, column, channel): uint8 levels, see `pixel_values`."""
     vit_at: Tensor
     vit_position_ids: Tensor
     vit_lengths: list[int]
     vae_images: list[Tensor]
-    """[3, H, W] in [-1, 1], at their own sizes; `latent_image[i]` is the one of latent run i."""
+    """uint8 [H, W, 3], at their own sizes, see `picture_values`; `latent_image[i]` is the one of latent run i."""
     vae_noise: list[Tensor]
     """[16, H/8, W/8], the standard normal of each picture's posterior sample."""
     latent_image: list[int]
@@ -101,15 +101,32 @@ class PackedBatch:
         return PackedBatch(**changed)
 
 
+def pixel_values(levels: Tensor) -> Tensor:
+    """uint8 levels -> float32 in [-1, 1] (mean and std 0.5, as in BAGEL). Numbers that are floats already stay."""
+    if levels.is_floating_point():
+        return levels
+    return (levels.to(torch.float32) / 255 - 0.5) / 0.5
+
+
+def picture_values(pixels: Tensor) -> Tensor:
+    """uint8 [H, W, 3] -> float32 [3, H, W] in [-1, 1]. A picture [3, H, W] of floats stays."""
+    return pixels if pixels.is_floating_point() else pixel_values(pixels.permute(2, 0, 1)).contiguous()
+
+
 def normalise(pixels: np.ndarray) -> Tensor:
-    """uint8 [H, W, 3] -> float32 [3, H, W] in [-1, 1] (mean and std 0.5, as in BAGEL)."""
-    scaled = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1).to(torch.float32) / 255
-    return ((scaled - 0.5) / 0.5).contiguous()
+    """uint8 [H, W, 3] -> float32 [3, H, W] in [-1, 1]."""
+    return picture_values(torch.from_numpy(np.require(pixels, requirements="CW")))
 
 
 def patchify(image: Tensor, patch: int) -> Tensor:
     """[3, H, W] -> [patches, patch * patch * 3], row-major, channel fastest."""
     return rearrange(image, "c (h p) (w q) -> (h w) (p q c)", p=patch, q=patch)
+
+
+def patch_levels(pixels: np.ndarray, patch: int) -> Tensor:
+    """What `patchify` makes of a picture, from its uint8 [H, W, 3]."""
+    rows = rearrange(pixels, "(h p) (w q) c -> (h w) (p q c)", p=patch, q=patch)
+    return torch.from_numpy(np.require(rows, requirements="CW"))
 
 
 def position_ids(grid: tuple[int, int], side: int) -> Tensor:
@@ -172,9 +189,10 @@ class _Packer:
         if segment.loss:
             weight = text_loss_weight(segment.ids)
             role = ROLES.index(segment.role)
-            for offset, label in enumerate(slots[1:]):
-                factor = self.rules.tag_weight if label in self.rules.tag_ids else 1.0
-                self.ce.append((self.at + offset, label, weight * factor, role))
+            tags = self.rules.tag_ids
+            factor = self.rules.tag_weight
+            for at, label in enumerate(slots[1:], self.at):
+                self.ce.append((at, label, weight * factor if label in tags else weight, role))
         self.text_ids += slots
         self.text_at += range(self.at, self.at + len(slots))
         self.rope += range(rope, rope + len(slots))
@@ -186,7 +204,7 @@ class _Packer:
         self._marker(self.rules.start_of_image, rope)
         slots = torch.arange(self.at, self.at + patches)
         if segment.use == "vit":
-            self.vit.append(patchify(normalise(segment.pixels), segment.patch))
+            self.vit.append(patch_levels(segment.pixels, segment.patch))
             self.vit_at.append(slots)
             self.vit_position.append(position_ids(grid, self.rules.vit_side))
         else:
@@ -212,7 +230,7 @@ class _Packer:
     def _image(self, pixels: np.ndarray, grid: tuple[int, int], name: str, index: int) -> None:
         shape = (LATENT_CHANNELS, grid[0] * LATENT_PATCH, grid[1] * LATENT_PATCH)
         rng = generator(self.seed, self.epoch, name, index, "vae")
-        self.images.append(normalise(pixels))
+        self.images.append(torch.from_numpy(np.require(pixels, requirements="CW")))
         self.image_noise.append(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
 
     def _latents(self, grid: tuple[int, int], slots: Tensor, rng: np.random.Generator | None) -> None:
@@ -247,7 +265,7 @@ class _Packer:
             text_ids=torch.tensor(self.text_ids, dtype=torch.int64),
             text_at=torch.tensor(self.text_at, dtype=torch.int64),
             rope_ids=torch.tensor(self.rope, dtype=torch.int64),
-            vit_patches=joined(self.vit, 0, 0, dtype=torch.float32),
+            vit_patches=joined(self.vit, 0, 0, dtype=torch.uint8),
             vit_at=joined(self.vit_at),
             vit_position_ids=joined(self.vit_position),
             vit_lengths=[len(part) for part in self.vit],

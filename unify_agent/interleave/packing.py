@@ -98,10 +98,11 @@ class Plan:
 
     @property
     def worst_over_mean(self) -> float:
-        """Mean over steps of the costliest pack's cost over the mean pack's: the price of waiting for it."""
-        cost = np.array([self.costs[pack].sum() for pack in self.packs])
-        cost = cost.reshape(self.steps, -1) if len(cost) else np.ones((1, 1))
-        return float((cost.max(1) / np.maximum(cost.mean(1), 1e-9)).mean())
+        """The costliest pack's cost over the mean pack's, averaged over steps: the price of waiting for it. Over the
+        packs that are not empty, as `fill` is."""
+        cost = np.array([self.costs[pack].sum() for pack in self.packs]).reshape(self.steps, -1)
+        held = np.array([bool(pack) for pack in self.packs]).reshape(self.steps, -1)
+        return float((cost.max(1) * held.sum(1) / cost.sum(1)).mean()) if self.steps else 1.0
 
 
 def make_plan(

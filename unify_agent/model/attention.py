@@ -1,4 +1,4 @@
-"""Who attends to whom, computed: one oracle and the training back end.
+"""Who attends to whom, computed: one oracle and two training back ends, `segments` and `flex`.
 
 An attention is a callable `attend(layer, q, k, v)` with q [L, A, D], k and v [L, G, D] (after norm and rope) -> [L,
 A, D]; kv head g serves the A/G query heads from g*A/G on; the scale is 1/sqrt(D). Generation brings its own callable,
@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unify_agent.interleave.blocks import BlockTables, block_tables
 from unify_agent.interleave.visibility import Range, Span, visible_ranges
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -177,3 +183,53 @@ def _merged(ranges: list[Range]) -> tuple[Range, ...]:
         else:
             result.append((a, b))
     return tuple(result)
+
+
+class FlexAttention:
+    """FlexAttention (one fused kernel on a GPU) over block tables that come from the spans.
+
+    A CPU runs its forward pass, uncompiled and with a mask of length squared; it has no backward pass there (torch
+    2.13). On a GPU the length should be a multiple of 128 (`Loader(pad_to=128)`).
+    """
+
+    def __init__(self, spans: Sequence[Span], length: int, device: torch.device | str) -> None:
+        self.mask = block_mask(block_tables(spans, length), device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        grouped = q.shape[1] > k.shape[1]
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        flex = _flex(compiled=q.is_cuda)
+        return flex(q, k, v, block_mask=self.mask, enable_gqa=grouped)[0].transpose(0, 1)
+
+
+def block_mask(tables: BlockTables, device: torch.device | str) -> BlockMask:
+    """What FlexAttention takes, equal to `create_block_mask` of the same rule."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(device, non_blocking=True)
+
+    def ordered(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
+        """How many blocks each row visits [1, 1, rows], and their columns, those first [1, 1, rows, rows]."""
+        columns = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+        return tensor(blocks.sum(1, dtype=np.int32)[None, None]), tensor(columns[None, None])
+
+    span, document, run = tensor(tables.span), tensor(tables.document), tensor(tables.run)
+    reach, seen = tensor(tables.reach), tensor(tables.seen)
+
+    def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        own = (span[q] == span[k]) & (k <= reach[q])
+        return own | ((document[q] == document[k]) & seen[span[q], run[k]])
+
+    # In this order: what each row of blocks visits, and, for the backward pass, what each column is visited by.
+    partial, full = tables.partial, tables.full
+    orders = [each for blocks in (partial, full, partial.T, full.T) for each in ordered(blocks)]
+    size = (tables.size, tables.size)
+    return BlockMask((len(tables.span),) * 2, *orders, BLOCK_SIZE=size, mask_mod=visible)
+
+
+@cache
+def _flex(compiled: bool) -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if compiled else flex_attention

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unify_agent.interleave.batch import PackedBatch
+from unify_agent.interleave.batch import PackedBatch, pixel_values
 from unify_agent.model.attention import Attend, SegmentsAttention
 from unify_agent.model.config import BagelConfig, LlmConfig
 from unify_agent.model.decoder import Decoder
@@ -122,6 +122,6 @@ class Bagel(nn.Module):
     def _embed_vit_of(self, batch: PackedBatch, like: Tensor) -> Tensor:
         """The pack's ViT patches; a pack without any still runs the tower on one blank patch and keeps none of it."""
         if batch.vit_lengths:
-            return self.embed_vit(batch.vit_patches, batch.vit_position_ids, batch.vit_lengths)
+            return self.embed_vit(pixel_values(batch.vit_patches), batch.vit_position_ids, batch.vit_lengths)
         blank = torch.zeros(1, self.config.vit.patch_dim, device=like.device)
         return self.embed_vit(blank, batch.text_at.new_zeros(1), [1])[:0]

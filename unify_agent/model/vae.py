@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from unify_agent.errors import UserError
+from unify_agent.interleave.batch import PackedBatch, picture_values
 from unify_agent.model.config import VaeConfig
-
-if TYPE_CHECKING:
-    from unify_agent.interleave.batch import PackedBatch
 
 # (pattern in the original names, replacement in diffusers' names); decoder levels also count from the other end.
 _RULES = (
@@ -214,7 +211,8 @@ def encode_pictures(vae: FluxVae, images: list[Tensor], noise: list[Tensor]) -> 
 def encode_batch(vae: FluxVae, batch: PackedBatch, patch: int = 2) -> Tensor:
     """The clean latents [Q, 64] of every latent segment of a pack, in `latent_at` order, float32, on the VAE's
     device."""
-    rows = [patchify(latent, patch) for latent in encode_pictures(vae, batch.vae_images, batch.vae_noise)]
+    pictures = [picture_values(image) for image in batch.vae_images]
+    rows = [patchify(latent, patch) for latent in encode_pictures(vae, pictures, batch.vae_noise)]
     if not batch.latent_image:
         return torch.zeros(0, patch**2 * vae.config.z_channels, device=next(vae.parameters()).device)
     return torch.cat([rows[i] for i in batch.latent_image])

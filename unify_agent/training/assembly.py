@@ -14,6 +14,7 @@ from unify_agent.datasets.loader import Dropout, Loader
 from unify_agent.datasets.sources import Mixture, Source, SourceContext, count_reasons
 from unify_agent.errors import UserError, nearest
 from unify_agent.interleave.batch import PackedBatch, PackRules
+from unify_agent.interleave.blocks import BLOCK
 from unify_agent.interleave.grammar import STRUCTURE_TAGS, Grammar
 from unify_agent.interleave.layout import Pixels
 from unify_agent.interleave.packing import Limits
@@ -26,7 +27,6 @@ from unify_agent.model.weights import ModelFolder, load_model
 from unify_agent.training import plugins
 from unify_agent.training.config import Config, SourceConfig, TransformConfig
 from unify_agent.training.parallel import World
-from unify_agent.training.workers import WorkerDataset
 
 
 @dataclass
@@ -55,6 +55,8 @@ class Assembly:
 
 def assemble(config: Config, world: World) -> Assembly:
     """Raises UserError, in one line, for whatever of the configuration's files is missing or does not fit."""
+    if config.model.attention == "flex" and world.device.type != "cuda":
+        raise UserError("model.attention=flex trains on a GPU only: FlexAttention has no backward pass on a CPU")
     if not config.data.sources:
         raise UserError("data.sources is empty: name a folder of trajectories, or choose a recipe with +recipe=NAME")
     model, vae, grammar, tokenizer, origin = (
@@ -170,7 +172,7 @@ def _loader(config: Config, world: World, grammar: Grammar, pixels: Pixels, shap
         tag_ids=frozenset(grammar.tag_ids[tag] for tag in STRUCTURE_TAGS),
         tag_weight=config.loss.special_token_weight,
     )
-    loader = Loader(
+    return Loader(
         mixture,
         limits,
         rules,
@@ -180,9 +182,9 @@ def _loader(config: Config, world: World, grammar: Grammar, pixels: Pixels, shap
         workers=data.workers,
         preset=config.layout,
         dropout=Dropout(data.dropout.text, data.dropout.vit, data.dropout.vae),
+        pad_to=BLOCK if config.model.attention == "flex" else 1,
+        pin=world.device.type == "cuda",
     )
-    loader.builder = WorkerDataset(loader.builder)
-    return loader
 
 
 def _source(config: SourceConfig, context: SourceContext, key: str) -> Source:

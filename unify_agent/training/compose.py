@@ -154,6 +154,7 @@ def check(config: schema.Config) -> None:
     one_of("task", schema.TASKS)
     one_of("layout", schema.LAYOUTS)
     one_of("model.init", schema.INITS)
+    one_of("model.attention", schema.ATTENTIONS)
     one_of("optim.schedule", schema.SCHEDULES)
     one_of("export.weights", schema.WEIGHTS)
     one_of("export.dtype", schema.DTYPES)

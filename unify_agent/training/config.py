@@ -13,6 +13,7 @@ from omegaconf import MISSING
 
 TASKS = ("sft", "vae")
 INITS = ("pretrained", "random")
+ATTENTIONS = ("segments", "flex")
 LAYOUTS = ("paper", "released")
 SCHEDULES = ("constant", "cosine")
 WEIGHTS = ("ema", "raw")
@@ -31,6 +32,8 @@ class ModelConfig:
     """Folder whose `ae.safetensors` is used with `init=random`."""
     tokenizer: Optional[str] = None
     """Folder (or tokenizer.json) whose tokenizer is used with `init=random`."""
+    attention: str = "segments"
+    """`segments` runs everywhere; `flex` is FlexAttention, which trains on a GPU only. Both compute the same."""
 
 
 @dataclass
@@ -133,7 +136,8 @@ class ParallelConfig:
     replicate: Optional[int] = None
     """Copies of the parameters; inferred as world size / shard when omitted."""
     packs_per_step: int = 1
-    """Packs in one optimiser step over all ranks; accumulation is packs_per_step / ranks."""
+    """Packs in one optimiser step over all ranks; accumulation is packs_per_step / ranks. A run may continue with
+    another number: what is left of the epoch is then planned anew."""
     dtype: str = "fp32"
     """Compute dtype: `fp32`, or `bf16` with fp32 master weights and reductions."""
     threads: Optional[int] = None

@@ -127,7 +127,7 @@ def start(config: ParallelConfig) -> World:
     if config.packs_per_step % size:
         raise UserError(
             f"parallel.packs_per_step={config.packs_per_step} is no multiple of {size} ranks: "
-            f"every rank takes the same number of packs in a step"
+            f"every rank takes the same number of packs in a step (a run may continue with another number of them)"
         )
     if size == 1:
         return World(0, 1, device, None)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from unify_agent.errors import UserError
 from unify_agent.interleave.batch import CLEAN, ROLES, PackedBatch
+from unify_agent.model.attention import FlexAttention
 from unify_agent.model.losses import timesteps
 from unify_agent.training import metrics, optimiser, parallel
 from unify_agent.training.config import Config
@@ -62,8 +63,10 @@ class Stepper:
             batch = batch.to(world.device)
             with torch.no_grad():
                 latents = self.encode(batch)
+            flex = config.model.attention == "flex"
+            attend = FlexAttention(batch.spans, batch.length, world.device) if flex else None
             with torch.autocast(world.device.type, torch.bfloat16, enabled=config.parallel.dtype == "bf16"):
-                out = self.model(batch, latents)
+                out = self.model(batch, latents, attend)
             ce = out.ce * (config.loss.ce_weight / ce_total if ce_total else 0.0)
             mse = out.mse * (config.loss.mse_weight / mse_total if mse_total else 0.0)
             (ce + mse).backward()

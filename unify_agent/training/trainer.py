@@ -120,29 +120,32 @@ class Trainer:
 
     def _save(self) -> None:
         tensors = self.tensors()
-        tensors[f"random/{self.world.rank}"] = torch.get_rng_state()
-        epoch, step = self.parts.loader.place(self.done)
-        data = {"fingerprint": self.parts.loader.fingerprint, "seed": self.config.seed, "epoch": epoch, "step": step}
-        meta = {"data": data, "ranks": self.world.size}
+        tensors |= self._generators()
+        meta = {"data": self.parts.loader.state(self.done), "ranks": self.world.size}
         checkpoint.save(self.checkpoints, self.done, tensors, meta, self.world, self.config.checkpoint.keep_last)
+
+    def _generators(self) -> dict[str, Tensor]:
+        """States of torch's own generators on this rank. What belongs to a sample has generators of its own."""
+        states = {f"random/{self.world.rank}": torch.get_rng_state()}
+        if self.world.device.type == "cuda":
+            states[f"random_cuda/{self.world.rank}"] = torch.cuda.get_rng_state()
+        return states
 
     def _resume(self) -> None:
         found = checkpoint.latest(self.checkpoints)
         if found is None:
             return
-        if found.meta["data"]["fingerprint"] != self.parts.loader.fingerprint:
-            raise UserError(
-                f"{found.path}: was trained on another plan (data, seed, layout, dropout, token limits or "
-                f"packs_per_step changed since); set the old values again or choose another output"
-            )
+        try:
+            self.parts.loader.resume(found.meta["data"])
+        except UserError as error:
+            raise UserError(f"{found.path}: {error}") from None
         if found.step > self.config.steps:
             raise UserError(f"{found.path}: has more steps than steps={self.config.steps}; choose another output")
         tensors = self.tensors()
-        random = torch.get_rng_state()
-        if found.meta["ranks"] == self.world.size:
-            tensors[f"random/{self.world.rank}"] = random
-        checkpoint.load(found, tensors, self.world)
-        torch.set_rng_state(random)
+        generators = self._generators() if found.meta["ranks"] == self.world.size else {}
+        checkpoint.load(found, tensors | generators, self.world)
+        for name, state in generators.items():
+            torch.set_rng_state(state) if name.startswith("random/") else torch.cuda.set_rng_state(state)
         self.done = found.step
 
     def _opening(self) -> str:

@@ -11,9 +11,6 @@ import ctypes
 import os
 import signal
 import sys
-from typing import Any
-
-from torch.utils.data import Dataset, get_worker_info
 
 GRACE_SECONDS = 60
 """After SIGTERM a worker that nobody has ended by then ends itself."""
@@ -21,22 +18,8 @@ GRACE_SECONDS = 60
 _PR_SET_PDEATHSIG = 1
 
 
-class WorkerDataset(Dataset):
-    """A map-style dataset whose worker processes take signals as described above."""
-
-    def __init__(self, inner: Dataset) -> None:
-        self.inner = inner
-        self.trainer = os.getpid()
-        self.settled = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        if get_worker_info() is not None and self.settled != os.getpid():
-            _settle(self.trainer)
-            self.settled = os.getpid()
-        return self.inner[key]
-
-
-def _settle(trainer: int) -> None:
+def settle(trainer: int, worker: int) -> None:
+    """Called first in each worker process; `trainer` is the id of the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_SECONDS))
     if sys.platform == "linux":
