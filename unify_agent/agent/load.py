@@ -77,7 +77,7 @@ def load_policy(
 def weights_hash(folder: ModelFolder) -> str:
     """Identity of a folder's weights: of the whole file when it is small, else of its size, beginning and end."""
     parts = []
-    for file in sorted({*folder.tensor_files().values(), folder.path / "ae.safetensors"}):
+    for file in sorted({*(each.file for each in folder.tensors.values()), folder.path / "ae.safetensors"}):
         size = file.stat().st_size
         if size <= 1 << 28:
             parts.append(digest(file))
