@@ -65,7 +65,7 @@ def test_the_export_says_how_it_was_trained(finished):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_raw_weights_and_half_precision_are_exported_when_asked_for(base, finished, tmp_path):
     output = tmp_path / "raw"
-    assert fit(compose([*base, f"output={output}", "export.weights=raw", "export.dtype=bf16"])) == 0
+    assert fit(compose([*base, f"output={output}", "export.weights=model", "export.dtype=bf16"])) == 0
     raw, average = load_model(output / "final").state_dict(), load_model(finished / "final").state_dict()
     assert (output / "final/ema.safetensors").stat().st_size < 0.6 * (finished / "final/ema.safetensors").stat().st_size
     name = "language_model.lm_head.weight"
