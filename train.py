@@ -1,6 +1,7 @@
 """Train: `python train.py +recipe=NAME [key=value ...]`, or the same under `torchrun --nproc-per-node N`.
 
-`--cfg job` prints the composed configuration and stops, `plan=true` the size of what would be trained. The same command continues an interrupted run.
+`--cfg job` prints the composed configuration and stops, `plan=true` the size of what would be trained. The same
+command continues an interrupted run.
 """
 
 from __future__ import annotations

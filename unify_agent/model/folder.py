@@ -113,7 +113,9 @@ class ModelFolder:
         if not isinstance(placed, dict):
             raise UserError(f"{index}: weight_map is missing")
         shards = {shard: stored(self.path / shard) for shard in sorted(set(placed.values()))}
-        lost = [f"{index}: tensor {name} is not in {shard}" for name, shard in placed.items() if name not in shards[shard]]
+        lost = [
+            f"{index}: tensor {name} is not in {shard}" for name, shard in placed.items() if name not in shards[shard]
+        ]
         if lost:
             raise WeightsError(index, {"missing": lost})
         return {name: shards[shard][name] for name, shard in placed.items()}
@@ -171,8 +173,8 @@ def _fetched(repository: str) -> Path:
         return Path(snapshot_download(repository, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled):
         raise UserError(
-            f"{repository}: no such folder, not fetched before, and the hub cannot be reached from here; fetch it where "
-            f"there is a network (hf download {repository} --local-dir DIR) and name that folder"
+            f"{repository}: no such folder, not fetched before, and the hub cannot be reached from here; fetch it "
+            f"where there is a network (hf download {repository} --local-dir DIR) and name that folder"
         ) from None
     except (HTTPError, HFValidationError, OSError) as error:
         raise UserError(

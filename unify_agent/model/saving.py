@@ -31,7 +31,7 @@ GIB = 1 << 30
 SHARD_GIB = 40.0
 """Largest file of weights. The public code reads one file only, and a 7B in bfloat16 has 27 GiB."""
 Read = Callable[[Sequence[str]], Mapping[str, Tensor]]
-"""Names -> those tensors, whole. Asked once for each file."""
+"""Names -> those tensors, whole. Asked for a GiB at a time."""
 
 
 def save_folder(
@@ -83,9 +83,10 @@ def write_folder(
     parts = shards(sizes, int(shard_gib * GIB))
     with files.whole_folder(out) as work:
         for file, names in parts.items():
-            ready = {name: value.detach().to("cpu", dtype).contiguous() for name, value in read(names).items()}
+            ready: dict[str, Tensor] = {}
+            for few in _batches({name: sizes[name] for name in names}, GIB):
+                ready |= {name: value.detach().to("cpu", dtype).contiguous() for name, value in read(few).items()}
             save_file(ready, work / file, metadata={"format": "pt"})
-            del ready
         if len(parts) > 1:
             placed = {name: file for file, names in parts.items() for name in names}
             index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": placed}
@@ -105,14 +106,19 @@ def write_folder(
 
 def shards(sizes: Mapping[str, int], most: int) -> dict[str, list[str]]:
     """File name -> tensors, in order, at most `most` bytes a file unless one tensor alone has more."""
-    parts: list[list[str]] = [[]]
-    room = most
-    for name, size in sizes.items():
-        if parts[-1] and size > room:
-            parts.append([])
-            room = most
-        parts[-1].append(name)
-        room -= size
+    parts = _batches(sizes, most)
     if len(parts) == 1:
         return {"ema.safetensors": parts[0]}
     return {f"ema-{n:05d}-of-{len(parts):05d}.safetensors": names for n, names in enumerate(parts, 1)}
+
+
+def _batches(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    batches: list[list[str]] = [[]]
+    room = most
+    for name, size in sizes.items():
+        if batches[-1] and size > room:
+            batches.append([])
+            room = most
+        batches[-1].append(name)
+        room -= size
+    return batches

@@ -97,7 +97,9 @@ class FluxVae(nn.Module):
         names, ours = self._names(), self.net.state_dict()
         problems = {
             "missing": [f"{where}: tensor {n} is missing" for n in names if n not in state],
-            "unexpected": [f"{where}: tensor {n} belongs to no autoencoder of this shape" for n in state if n not in names],
+            "unexpected": [
+                f"{where}: tensor {n} belongs to no autoencoder of this shape" for n in state if n not in names
+            ],
             "misshapen": [],
         }
         values = {}

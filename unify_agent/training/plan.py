@@ -44,12 +44,13 @@ class Plan:
 
     @property
     def total(self) -> Row:
-        return Row("all", *(sum(column) for column in zip(*((r.tensors, r.parameters, r.trained) for r in self.rows), strict=True)))
+        numbers = zip(*((row.tensors, row.parameters, row.trained) for row in self.rows), strict=True)
+        return Row("all", *(sum(column) for column in numbers))
 
     def lines(self) -> Iterator[str]:
         """The plan as a table, and what its weights weigh."""
         total = self.total
-        yield f"{self.name}: {total.parameters:,} parameters ({total.parameters / 1e9:.3f}e9) in {total.tensors:,} tensors"
+        yield f"{self.name}: {total.parameters:,} parameters ({total.parameters / 1e9:.3f}e9)"
         yield f"{'':18}{'tensors':>8}{'parameters':>16}{'trained':>16}{'frozen':>14}{'fp32 GB':>9}{'bf16 GB':>9}"
         for row in (*self.rows, total):
             yield (
@@ -69,7 +70,7 @@ def plan(config: Config) -> Plan:
         name = str(config.model.arch)
         return Plan(name, count(architecture(name)))
     if config.model.path is None:
-        raise UserError("plan=true counts model.arch, or the folder model.path: set one, for example model=bagel_7b_mot")
+        raise UserError("plan=true counts model.arch or the folder model.path: set one, say model=bagel_7b_mot")
     return Plan(str(config.model.path), count(ModelFolder(config.model.path).config))
 
 
