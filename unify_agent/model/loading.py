@@ -63,15 +63,16 @@ class Weights:
         self.tensors = self._checked(shapes(self.config))
 
     @torch.no_grad()
-    def fill(self, model: Bagel, part: Part = whole) -> None:
-        """Writes every parameter that has storage; `part` says which rows of it are held here.
+    def fill(self, model: Bagel, part: Part = whole, under: str = "") -> None:
+        """Writes every parameter that has storage; `part` says which rows of it are held here, `under` how the names
+        begin.
 
         Rows that a vocabulary table has and the file has not start as the mean of the file's rows, so that a new token
         begins as an average one.
         """
         by_file: dict[Path, list[str]] = {}
         for name, each in self.tensors.items():
-            if name not in TABLES:
+            if name.startswith(under) and name not in TABLES:
                 by_file.setdefault(each.file, []).append(name)
         for file, names in by_file.items():
             with opened(file) as tensors:
@@ -79,7 +80,7 @@ class Weights:
                     target, rows = part(model.get_parameter(name))
                     if target.device.type != "meta":
                         _copy(tensors.get_slice(name), target, rows)
-        for name in TABLES:
+        for name in (table for table in TABLES if table.startswith(under)):
             target, rows = part(model.get_parameter(name))
             target.copy_(sincos_table(getattr(self.config, TABLES[name]), self.config.llm.hidden_size)[rows])
 
