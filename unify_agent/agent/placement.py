@@ -99,7 +99,7 @@ def layer_map(
     if left < largest:
         raise UserError(
             f"--device-map auto: {staying / GIB:.2f} GiB and a layer of {largest / GIB:.2f} GiB must be on device "
-            f"{home}, which has {free[home] * (1 - ROOM) / GIB:.2f} GiB for weights; take a smaller --dtype, or free memory"
+            f"{home}, which has {free[home] * (1 - ROOM) / GIB:.2f} GiB for weights; take a smaller --dtype"
         )
     small = {"8bit": torch.int8, "4bit": CustomDtype.INT4, None: None}[quant]
     found = infer_auto_device_map(
