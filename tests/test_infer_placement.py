@@ -22,7 +22,7 @@ from unify_agent.generation.session import Latents, Session
 from unify_agent.interleave.segments import Text
 from unify_agent.interleave.transforms import Transform
 from unify_agent.model.bagel import Bagel
-from unify_agent.model.config import BAGEL_7B_MOT
+from unify_agent.model.config import BAGEL_7B_MOT, BagelConfig
 from unify_agent.model.folder import Description, ModelFolder
 from unify_agent.model.initialise import initialise
 from unify_agent.model.loading import Weights, on_meta
@@ -33,15 +33,18 @@ CONFIG = replace(TOY, llm=replace(TOY.llm, vocab_size=512, num_hidden_layers=6))
 CPU, GIB = torch.device("cpu"), 1 << 30
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    where = tmp_path_factory.mktemp("placed")
+def written(where: Path, config: BagelConfig) -> Path:
+    """A model folder of random weights."""
     (where / "tokenizer").mkdir()
     tokenizer().save(str(where / "tokenizer" / "tokenizer.json"))
-    transforms = {"vae": Transform(64, 32, 16), "vit": Transform(56, 28, 14)}
-    state = initialise(Bagel(CONFIG), 0).state_dict()
-    return save_folder(where / "model", state, CONFIG, FluxVae(CONFIG.vae), where / "tokenizer",
-                       Description("paper", transforms, "compact"))  # fmt: skip
+    description = Description("paper", {"vae": Transform(64, 32, 16), "vit": Transform(56, 28, 14)}, "compact")
+    state = initialise(Bagel(config), 0).state_dict()
+    return save_folder(where / "model", state, config, FluxVae(config.vae), where / "tokenizer", description)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return written(tmp_path_factory.mktemp("placed"), CONFIG)
 
 
 def states(model: Bagel) -> torch.Tensor:
@@ -127,9 +130,10 @@ def test_quantising_without_bitsandbytes_names_the_extra(folder, monkeypatch, ca
 
 
 @pytest.mark.parametrize("quant", ["8bit", "4bit"])
-def test_quantised_layers_stay_close(folder, quant):
+def test_quantised_layers_stay_close(tmp_path, quant):
     pytest.importorskip("bitsandbytes")
-    weights = Weights(ModelFolder(folder))
+    wide = replace(CONFIG.llm, hidden_size=64, intermediate_size=128, head_dim=32)  # blocks of 64 share a scale
+    weights = Weights(ModelFolder(written(tmp_path, replace(CONFIG, llm=wide))))
     found = states(place(weights, torch.float32, home=CPU, quant=quant))
     expected = states(place(weights, torch.float32, home=CPU))
     assert not torch.equal(found, expected)
