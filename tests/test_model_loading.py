@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets_tools import tokenizer
 from golden_model import golden, golden_config, golden_model
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from unify_agent import files
 from unify_agent.errors import UserError
+from unify_agent.interleave.grammar import MARKERS, Grammar
 from unify_agent.model.config import BAGEL_7B_MOT, TINY, BagelConfig, LlmConfig, llm_to_json, vit_to_json
 from unify_agent.model.folder import Description, ModelFolder, describe
 from unify_agent.model.loading import VOCABULARY, Weights, grown, load_model, on_meta, shapes
@@ -132,6 +134,17 @@ def test_a_vocabulary_table_never_shrinks_and_grows_only_when_it_must(tokens):
     rows = grown(BAGEL_7B_MOT, tokens).llm.vocab_size
     assert rows >= max(tokens, 152_064)
     assert rows == 152_064 if tokens <= 152_064 else rows % 64 == 0 and rows < tokens + 64
+
+
+def test_new_tags_take_the_next_spare_rows_in_the_order_of_the_release():
+    made = tokenizer()
+    made.add_special_tokens([*MARKERS, "<tool_call>", "</tool_call>"])  # those that Qwen2.5 knows
+    size = made.get_vocab_size()
+    known = Grammar(made)
+    new = ["<observation>", "</observation>", "<think>", "</think>", "<recaption>", "</recaption>"]
+    assert [known.tag_ids[tag] for tag in new] == list(range(size, size + 6))
+    assert known.size == size + 6 < golden_config().llm.vocab_size
+    assert grown(golden_config(), known.size) == golden_config()
 
 
 def test_grown_rows_start_as_the_mean_and_the_others_stay(saved, tmp_path):
