@@ -147,6 +147,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of noise and sampling (default: %(default)s)")
     made.add_argument("--steps", type=int, help="points of time of the sampler")
     made.add_argument("--size", type=size_of, metavar="N|HxW", help="of the picture, in pixels")
+    made.add_argument("--device-map", choices=("auto", "none"), default="none",
+                      help="auto: over all cards and host memory there are; none: the first card, or the CPU (default)")
+    made.add_argument("--dtype", choices=("bf16", "fp32"), help="of the weights (default: bf16 on a card, else fp32)")
+    made.add_argument("--quant", choices=("8bit", "4bit"), help="of the decoder's matrices; needs bitsandbytes")
     made.add_argument("--batch", type=int, default=32, help="requests that run together (default: %(default)s)")
     return made
 
@@ -173,7 +177,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     search = Index.open(path)
     from unify_agent.agent.load import load_policy  # torch: only when there is something to draw
 
-    policy, words = load_policy(model, prompts=args.words, size=args.size, steps=args.steps)
+    policy, words = load_policy(
+        model, prompts=args.words, size=args.size, steps=args.steps,
+        dtype=args.dtype, spread=args.device_map == "auto", quant=args.quant,
+    )  # fmt: skip
     return draw_all(requests, policy, words, search, args.out, args.seed, args.batch, console)
 
 

@@ -94,7 +94,7 @@ def test_an_unknown_key_names_the_nearest_real_one(override, nearest):
         ("steps=0", "steps=0"),
         ("steps=many", "steps"),
         ("optim.betas=[0.9]", "optim.betas"),
-        ("export.weights=rew", "ema, raw"),
+        ("export.weights=rew", "ema, model"),
         ("task=sftt", "sft, vae"),
         ("layout=papr", "paper, released"),
         ("model.attention=flx", "segments, flex"),

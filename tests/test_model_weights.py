@@ -102,8 +102,9 @@ def test_every_wrong_tensor_has_its_line(copy):
     with pytest.raises(UserError) as caught:
         load_model(copy)
     lines = str(caught.value).splitlines()
-    assert len(lines) == 3
-    assert "language_model.lm_head.weight is missing" in lines[0]
+    assert len(lines) == 4
+    assert lines[0].endswith("tensors: 1 missing, 1 unexpected, 1 misshapen")
+    assert "language_model.lm_head.weight is missing" in lines[1]
     assert any("lm_heed" in line for line in lines)
     assert any("llm2vae.bias is (3,), the configuration says (64,)" in line for line in lines)
 

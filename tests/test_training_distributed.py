@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.training_ranks import compose, uneven
 from tests.training_toy import write_start
+from unify_agent.model.weights import load_model
+from unify_agent.training.assembly import start
+from unify_agent.training.export import export_run
 from unify_agent.training.metrics import read
 from unify_agent.training.trainer import fit
 
@@ -44,8 +48,12 @@ def runs(tmp_path_factory):
             ["uneven", *settings("uneven_replicas", "parallel.shard=1")],
         ]
     )
+    for name in ("shards", "replicas"):  # two ranks wrote the checkpoint, one process reads it
+        config = compose(settings(name))
+        os.replace(folder / name / "final", folder / name / "by_two")
+        export_run(folder / name, folder / name / "again", config, start(config))
     fit(compose(settings("shards")))
-    rows = {name: read(folder / name / "metrics.jsonl") for name in ("one", "replicas", "shards")}
+    rows = {"folder": folder} | {name: read(folder / name / "metrics.jsonl") for name in ("one", "replicas", "shards")}
     for name in ("one", "shards", "replicas"):
         rows[f"uneven_{name}"] = json.loads((folder / f"uneven_{name}" / "row.json").read_text())
     return rows
@@ -60,6 +68,14 @@ def test_two_ranks_train_as_one_process_does(runs, name):
             assert two[key] == pytest.approx(one[key], rel=1e-4), (name, one["step"], key)
         for key in ("tokens", "samples", "ce_tokens", "mse_tokens", "fill", "lr"):
             assert two[key] == one[key]
+
+
+@pytest.mark.parametrize("name", ["replicas", "shards"])
+def test_one_process_exports_what_two_ranks_have_trained(runs, name):
+    ours, theirs = (load_model(runs["folder"] / name / each).state_dict() for each in ("again", "by_two"))
+    assert ours.keys() == theirs.keys()
+    for tensor, value in ours.items():
+        assert torch.equal(value, theirs[tensor]), tensor
 
 
 @pytest.mark.parametrize("name", ["replicas", "shards"])

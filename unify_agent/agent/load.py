@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from unify_agent.agent import placement
 from unify_agent.agent.unified import UnifiedPolicy
 from unify_agent.agent.wording import Prompts, load_prompts
 from unify_agent.errors import UserError
@@ -16,7 +17,7 @@ from unify_agent.files import digest
 from unify_agent.generation.sampler import SamplerSettings
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.layout import Pixels
-from unify_agent.model.weights import ModelFolder, load_model
+from unify_agent.model.weights import ModelFolder, Weights
 
 COMPACT_SETTINGS = SamplerSettings(steps=25, shift=3.0, text_scale=1.0, image_scale=1.0)
 """For tiny models, which are asked in the compact words: no guidance."""
@@ -30,19 +31,31 @@ def load_policy(
     prompts: str | Path | None = None,
     size: tuple[int, int] | None = None,
     device: str | None = None,
+    dtype: str | None = None,
+    spread: bool = False,
+    quant: str | None = None,
     sampling: Sampling | None = None,
     **changes: Any,
 ) -> tuple[UnifiedPolicy, Prompts]:
     """The policy of a model folder (or hub id) and the words to ask it with.
 
     `prompts`: by name or file, instead of the folder's. `size`: (height, width) of pictures; the default is the largest
-    square that the folder's VAE transform makes. `changes`: fields of `SamplerSettings`. On a GPU weights are bfloat16.
-    Raises UserError for a folder that is none, or a size that the model cannot draw.
+    square that the folder's VAE transform makes. `dtype` (`bf16` or `fp32`): by default bf16 on a card, fp32 on a CPU.
+    `spread` and `quant`: see `placement.place`. `changes`: fields of `SamplerSettings`.
+
+    Raises UserError, before any weight is read, for a folder that is none, weights that are not those of its
+    configuration, more tokens than rows, or a size that the position tables cannot hold.
     """
+    placement.check_quant(quant)
     folder = ModelFolder(source)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    transforms = folder.transforms
+    home = torch.device(device) if device else placement.home_device()
+    kind = placement.DTYPES[dtype] if dtype else placement.default_dtype(home)
+    weights, grammar, transforms = Weights(folder), folder.grammar(), folder.transforms
+    if grammar.size > folder.config.llm.vocab_size:
+        raise UserError(
+            f"{folder.path}: the tokenizer has {grammar.size} tokens with the tags, the model's table "
+            f"{folder.config.llm.vocab_size} rows; training with model.path grows it"
+        )
     pixels = Pixels(
         vae=transforms["vae"],
         vit=transforms["vit"],
@@ -58,26 +71,47 @@ def load_policy(
     for side in (height, width):
         if side % patch or not patch <= side <= most:
             raise UserError(f"size {height}x{width}: sides must be multiples of {patch} from {patch} to {most}")
-    model = load_model(folder, dtype, device).eval()
-    model.requires_grad_(False)
+    _fit_tables(folder)
+    vae = folder.vae().to(home).eval()
     policy = UnifiedPolicy(
-        model,
-        folder.vae().to(device).eval(),
-        folder.grammar(),
+        placement.place(weights, kind, home=home, spread=spread, quant=quant),
+        vae,
+        grammar,
         pixels,
         folder.layout,
         sampling=sampling or Sampling(max_new=COMPACT_TOKENS if compact else 1024),
         settings=settings,
         size=(height, width),
-        provenance={"model": str(source), "weights": weights_hash(folder), "prompts": words.name},
+        provenance={
+            "model": str(source),
+            "weights": weights_hash(folder),
+            "prompts": words.name,
+            "dtype": str(kind).removeprefix("torch."),
+            **({"quant": quant} if quant else {}),
+        },
     )
     return policy, words
+
+
+def _fit_tables(folder: ModelFolder) -> None:
+    """Raises UserError when the pictures that the folder's transforms make are too large for its position tables."""
+    config = folder.config
+    sides = {
+        "vae": config.max_latent_size * config.pixels_per_token,
+        "vit": config.vit_max_num_patch_per_side * config.vit.patch_size,
+    }
+    for use, most in sides.items():
+        if folder.transforms[use].max_size > most:
+            raise UserError(
+                f"{folder.path}: transforms.{use}.max_size is {folder.transforms[use].max_size}, but the position "
+                f"table holds pictures of at most {most} pixels a side"
+            )
 
 
 def weights_hash(folder: ModelFolder) -> str:
     """Identity of a folder's weights: of the whole file when it is small, else of its size, beginning and end."""
     parts = []
-    for file in sorted({*folder.tensor_files().values(), folder.path / "ae.safetensors"}):
+    for file in sorted({*(each.file for each in folder.tensors.values()), folder.path / "ae.safetensors"}):
         size = file.stat().st_size
         if size <= 1 << 28:
             parts.append(digest(file))

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unify_agent.errors import UserError
 from unify_agent.interleave.batch import PackedBatch, picture_values
 from unify_agent.model.config import VaeConfig
+from unify_agent.model.tensors import WeightsError, read_tensors
 
 # (pattern in the original names, replacement in diffusers' names); decoder levels also count from the other end.
 _RULES = (
@@ -92,8 +92,13 @@ class FluxVae(nn.Module):
             UserError: one line per missing, unexpected or misshapen tensor of `where`.
         """
         names, ours = self._names(), self.net.state_dict()
-        problems = [f"{where}: tensor {n} is missing" for n in names if n not in state]
-        problems += [f"{where}: tensor {n} belongs to no autoencoder of this shape" for n in state if n not in names]
+        problems = {
+            "missing": [f"{where}: tensor {n} is missing" for n in names if n not in state],
+            "unexpected": [
+                f"{where}: tensor {n} belongs to no autoencoder of this shape" for n in state if n not in names
+            ],
+            "misshapen": [],
+        }
         values = {}
         for name, key in names.items():
             if name not in state:
@@ -104,12 +109,12 @@ class FluxVae(nn.Module):
                 else state[name]
             )
             if value.shape != ours[key].shape:
-                problems.append(
+                problems["misshapen"].append(
                     f"{where}: tensor {name} is {tuple(value.shape)}, the configuration says {tuple(ours[key].shape)}"
                 )
             values[key] = value
-        if problems:
-            raise UserError("\n".join(problems))
+        if any(problems.values()):
+            raise WeightsError(where, problems)
         self.net.load_state_dict(values)
 
     def _names(self) -> dict[str, str]:
@@ -161,8 +166,6 @@ def load_vae(file: Path | str, config: VaeConfig, dtype: torch.dtype = torch.flo
     Raises:
         UserError: the file is absent or cut short, or one line per tensor that doesn't fit.
     """
-    from unify_agent.model.weights import read_tensors
-
     vae = FluxVae(config)
     vae.load_original(read_tensors(Path(file)), str(file))
     return vae.to(dtype).eval().requires_grad_(False)

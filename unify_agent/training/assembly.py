@@ -22,25 +22,42 @@ from unify_agent.interleave.transforms import Transform
 from unify_agent.model.bagel import Bagel
 from unify_agent.model.config import PRESETS, BagelConfig, vae_from_json
 from unify_agent.model.initialise import initialise
+from unify_agent.model.loading import grown, on_meta, shapes
 from unify_agent.model.vae import FluxVae, encode_batch, load_vae
-from unify_agent.model.weights import ModelFolder, load_model
+from unify_agent.model.weights import ModelFolder, Weights
 from unify_agent.training import plugins
 from unify_agent.training.config import Config, SourceConfig, TransformConfig
 from unify_agent.training.parallel import World
 
 
-@dataclass
-class Assembly:
-    """What a trainer works with. `origin` says in words where the weights come from."""
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from. `folder`: where its weights are, None for random ones; `origin` says so in words."""
 
-    model: Bagel
+    shape: BagelConfig
     vae: FluxVae
     grammar: Grammar
     tokenizer: Path
+    folder: ModelFolder | None
+    origin: str
+
+
+@dataclass
+class Assembly:
+    """What a trainer works with. With `weights` the model has no storage yet; they are to fill it."""
+
+    start: Start
+    model: Bagel
+    weights: Weights | None
+    vae: FluxVae
+    grammar: Grammar
     pixels: Pixels
     loader: Loader
-    origin: str
     encode: Callable[[PackedBatch], Tensor]
+
+    @property
+    def origin(self) -> str:
+        return self.start.origin
 
     @property
     def data_line(self) -> str:
@@ -59,15 +76,8 @@ def assemble(config: Config, world: World) -> Assembly:
         raise UserError("model.attention=flex trains on a GPU only: FlexAttention has no backward pass on a CPU")
     if not config.data.sources:
         raise UserError("data.sources is empty: name a folder of trajectories, or choose a recipe with +recipe=NAME")
-    model, vae, grammar, tokenizer, origin = (
-        _pretrained(config) if config.model.init == "pretrained" else _random(config)
-    )
-    shape = model.config
-    if grammar.size > shape.llm.vocab_size:
-        raise UserError(
-            f"{tokenizer}: {grammar.size} tokens do not fit the model's table of {shape.llm.vocab_size} rows"
-        )
-    vae.to(world.device)
+    begin = start(config)
+    shape, vae, grammar = begin.shape, begin.vae.to(world.device), begin.grammar
     pixels = Pixels(
         vae=_transform(config.data.vae_transform, "data.vae_transform", shape.pixels_per_token, shape.max_latent_size),
         vit=_transform(
@@ -76,30 +86,51 @@ def assemble(config: Config, world: World) -> Assembly:
         vae_patch=shape.pixels_per_token,
         vit_patch=shape.vit.patch_size,
     )
+    weights = Weights(begin.folder, shape) if begin.folder else None
+    loader = _loader(config, world, grammar, pixels, shape)
     return Assembly(
-        model=model,
+        start=begin,
+        model=on_meta(shape) if weights else initialise(Bagel(shape), config.seed),
+        weights=weights,
         vae=vae,
         grammar=grammar,
-        tokenizer=tokenizer,
         pixels=pixels,
-        loader=_loader(config, world, grammar, pixels, shape),
-        origin=origin,
+        loader=loader,
         encode=lambda batch: encode_batch(vae, batch, shape.latent_patch_size),
     )
 
 
-def _pretrained(config: Config) -> tuple[Bagel, FluxVae, Grammar, Path, str]:
+def start(config: Config) -> Start:
+    """Reads everything a run starts from but the weights. Raises UserError as `assemble`."""
+    return _pretrained(config) if config.model.init == "pretrained" else _random(config)
+
+
+def _pretrained(config: Config) -> Start:
     if config.model.path is None:
         raise UserError(
             "model.path is not set: name a BAGEL-layout folder to fine-tune; model.init=random trains from scratch"
         )
     folder = ModelFolder(config.model.path)
-    model = load_model(folder)
-    model.config = replace(model.config, timestep_shift=config.loss.timestep_shift)
-    return model, folder.vae(), folder.grammar(), folder.path, str(config.model.path)
+    if config.model.arch is not None:
+        _same_architecture(folder, str(config.model.arch))
+    grammar, origin = folder.grammar(), str(config.model.path)
+    shape = replace(grown(folder.config, grammar.size), timestep_shift=config.loss.timestep_shift)
+    if shape.llm.vocab_size > folder.config.llm.vocab_size:
+        origin += f", its vocabulary grown from {folder.config.llm.vocab_size} to {shape.llm.vocab_size} rows"
+    return Start(shape, folder.vae(), grammar, folder.path, folder, origin)
 
 
-def _random(config: Config) -> tuple[Bagel, FluxVae, Grammar, Path, str]:
+def _same_architecture(folder: ModelFolder, arch: str) -> None:
+    ours, theirs = shapes(folder.config), shapes(architecture(arch))
+    for name in [*theirs, *ours]:
+        if ours.get(name) != theirs.get(name):
+            raise UserError(
+                f"{folder.path}: not of model.arch={arch}: {name} is {ours.get(name, 'absent')}, "
+                f"there {theirs.get(name, 'absent')}; leave model.arch out to train what the folder holds"
+            )
+
+
+def _random(config: Config) -> Start:
     for key in ("arch", "vae", "tokenizer"):
         if getattr(config.model, key) is None:
             raise UserError(
@@ -115,9 +146,13 @@ def _random(config: Config) -> tuple[Bagel, FluxVae, Grammar, Path, str]:
         vae=vae_from_json(files.read_json(folder / "vae.json"), str(folder / "vae.json")),
         timestep_shift=config.loss.timestep_shift,
     )
+    grammar = Grammar.load(tokenizer)
+    if grammar.size > shape.llm.vocab_size:
+        raise UserError(
+            f"{tokenizer}: {grammar.size} tokens do not fit the model's table of {shape.llm.vocab_size} rows"
+        )
     vae = load_vae(folder / "ae.safetensors", shape.vae)
-    model = initialise(Bagel(shape), config.seed)
-    return model, vae, Grammar.load(tokenizer), tokenizer, f"random weights ({arch}, seed {config.seed})"
+    return Start(shape, vae, grammar, tokenizer, None, f"random weights ({arch}, seed {config.seed})")
 
 
 def architecture(name: str) -> BagelConfig:

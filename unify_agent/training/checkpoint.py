@@ -12,15 +12,17 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from unify_agent import files
 from unify_agent.errors import UserError
@@ -98,9 +100,30 @@ def load(checkpoint: Checkpoint, tensors: dict[str, Tensor], world: World) -> No
 
     Raises UserError when files are missing or do not fit.
     """
+    with _readable(checkpoint), _quiet():
+        dcp.load(tensors, checkpoint_id=checkpoint.path, no_dist=world.mesh is None)
+
+
+def shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor in a checkpoint. Raises UserError as `load`."""
+    with _readable(checkpoint):
+        held = dcp.FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
+    return {name: tuple(each.size) for name, each in held.items() if isinstance(each, TensorStorageMetadata)}
+
+
+def read(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, Tensor]:
+    """Whole tensors of a checkpoint, read by this process alone. Raises UserError as `load`."""
+    with _readable(checkpoint), _quiet():
+        held = dcp.FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
+        into = {name: torch.empty(held[name].size, dtype=held[name].properties.dtype) for name in names}
+        dcp.load(into, checkpoint_id=checkpoint.path, no_dist=True)
+    return into
+
+
+@contextmanager
+def _readable(checkpoint: Checkpoint) -> Iterator[None]:
     try:
-        with _quiet():
-            dcp.load(tensors, checkpoint_id=checkpoint.path, no_dist=world.mesh is None)
+        yield
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise UserError(
             f"{checkpoint.path}: this checkpoint cannot be read ({_reason(error)}); "

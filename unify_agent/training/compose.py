@@ -19,6 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from unify_agent.errors import UserError, nearest
 from unify_agent.training import config as schema
@@ -49,6 +50,19 @@ def load_config(overrides: Sequence[str], configs: Path, recipes: Path) -> schem
         config = OmegaConf.to_object(strict)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_one_line(error)) from None
+    check(config)
+    return config
+
+
+def read_config(path: Path) -> schema.Config:
+    """The configuration that a run has written. Raises UserError in one line, as `load_config`."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; a run folder has one")
+    try:
+        strict = OmegaConf.merge(OmegaConf.structured(schema.Config), OmegaConf.load(path))
+        config = OmegaConf.to_object(strict)
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"{path}: {_one_line(error)}") from None
     check(config)
     return config
 
@@ -177,6 +191,7 @@ def check(config: schema.Config) -> None:
     require(len(config.optim.betas) == 2, "optim.betas", "two numbers, e.g. [0.9,0.95]")
     require(0 <= config.ema.decay < 1, "ema.decay", "must be at least 0 and below 1")
     require(config.optim.clip > 0, "optim.clip", "must be above 0")
+    require(config.export.shard_gib > 0, "export.shard_gib", "must be above 0")
     require(config.data.workers >= 0, "data.workers", "must not be negative")
     require(
         config.data.expected_tokens <= config.data.max_tokens,

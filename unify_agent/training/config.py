@@ -16,7 +16,7 @@ INITS = ("pretrained", "random")
 ATTENTIONS = ("segments", "flex")
 LAYOUTS = ("paper", "released")
 SCHEDULES = ("constant", "cosine")
-WEIGHTS = ("ema", "raw")
+WEIGHTS = ("ema", "model")
 DTYPES = ("fp32", "bf16")
 
 
@@ -27,7 +27,8 @@ class ModelConfig:
     init: str = "pretrained"
     """`pretrained` needs `path`. `random` must be said explicitly and needs `arch`, `vae` and `tokenizer`."""
     arch: Optional[str] = None
-    """Architecture for `init=random`: a preset such as `tiny`, or `package.module:NAME` of a BagelConfig."""
+    """Architecture: a preset such as `tiny`, or `package.module:NAME` of a BagelConfig. `init=random` needs it; with
+    `path` it is what the folder must hold."""
     vae: Optional[str] = None
     """Folder whose `ae.safetensors` is used with `init=random`."""
     tokenizer: Optional[str] = None
@@ -122,9 +123,11 @@ class ExportConfig:
     """The model folder RUN/final that inference takes."""
 
     weights: str = "ema"
-    """`ema` or `raw`."""
+    """`ema`, their moving average, or `model`, the weights themselves."""
     dtype: str = "fp32"
-    """Of ema.safetensors: `fp32` or `bf16`."""
+    """Of the weights: `fp32` or `bf16`."""
+    shard_gib: float = 40.0
+    """Largest file of weights; more become several with an index. The public code reads one file only."""
     prompts: str = "full"
     """Name of the agent's prompts that the model was trained with."""
 
@@ -189,6 +192,8 @@ class Config:
     """Name of the recipe, filled in by the entry point; kept as provenance."""
     output: str = "outputs/train"
     """Run folder: config, metrics, checkpoints and the exported model. The same command continues it."""
+    plan: bool = False
+    """Print the size of what would be trained, and stop; needs neither weights nor data."""
     seed: int = 0
     steps: int = 10000
     layout: str = "paper"

@@ -1,69 +1,77 @@
-"""The end of a run: `final/`, a complete model folder in BAGEL's layout with where it comes from."""
+"""From a checkpoint of a run to a complete model folder in BAGEL's layout, with where it comes from.
+
+One process does it, whatever number of ranks wrote the checkpoint, and holds one file of weights at a time.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from unify_agent.errors import UserError
 from unify_agent.files import digest
+from unify_agent.interleave.transforms import Transform
 from unify_agent.model.config import BagelConfig
-from unify_agent.model.weights import Description, save_folder
-from unify_agent.training import metrics
-from unify_agent.training.parallel import full
-
-if TYPE_CHECKING:
-    from unify_agent.training.trainer import Trainer
+from unify_agent.model.loading import shapes
+from unify_agent.model.tensors import WeightsError
+from unify_agent.model.weights import Description, write_folder
+from unify_agent.training import checkpoint, metrics
+from unify_agent.training.assembly import Start
+from unify_agent.training.checkpoint import Checkpoint
+from unify_agent.training.config import Config, TransformConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-@torch.no_grad()
-def export_run(trainer: Trainer) -> Path:
-    """Write the weights that `export.weights` names to RUN/final, complete and atomically (a collective).
+def export_run(run: Path, out: Path, config: Config, start: Start) -> Path:
+    """Write what `config.export` says of the newest checkpoint of `run` to `out`, complete or not at all.
 
-    Tensors that are not trained (position tables, frozen towers) are the model's own.
+    What has no average (position tables, frozen towers) is the model's own.
+
+    Raises:
+        UserError: there is no checkpoint, or a line per tensor that it lacks or has in another shape.
     """
-    config, parts = trainer.config, trainer.parts
-    out = trainer.folder / "final"
-    averages = trainer.ema.tensors if config.export.weights == "ema" else {}
-    state: dict[str, Tensor] = {}
-    for name, tensor in trainer.model.state_dict().items():
-        whole = full(averages.get(name, tensor))
-        if trainer.world.main:
-            state[name] = whole
-    if trainer.world.main:
-        description = Description(
-            layout=config.layout,
-            transforms={"vae": parts.pixels.vae, "vit": parts.pixels.vit},
-            prompts=config.export.prompts,
-            provenance=provenance(trainer),
-        )
-        dtype = DTYPES[config.export.dtype]
-        save_folder(out, state, parts.model.config, parts.vae, parts.tokenizer, description, dtype)
-    trainer.world.barrier()
-    return out
+    found = checkpoint.latest(run / "checkpoints")
+    if found is None:
+        raise UserError(f"{run}: no complete checkpoint in {run / 'checkpoints'}; train first")
+    keys = _keys(found, config.export.weights, start.shape)
+
+    def read(names: Sequence[str]) -> Mapping[str, Tensor]:
+        tensors = checkpoint.read(found, [keys[name] for name in names])
+        return {name: tensors[keys[name]] for name in names}
+
+    description = Description(
+        layout=config.layout,
+        transforms={"vae": _transform(config.data.vae_transform), "vit": _transform(config.data.vit_transform)},
+        prompts=config.export.prompts,
+        provenance=provenance(run, found, config, start),
+    )
+    dtype = DTYPES[config.export.dtype]
+    return write_folder(out, read, start.shape, start.vae, start.tokenizer, description, dtype, config.export.shard_gib)
 
 
-def provenance(trainer: Trainer) -> dict[str, Any]:
+def provenance(run: Path, found: Checkpoint, config: Config, start: Start) -> dict[str, Any]:
     """Recipe, seed, commit, hashes of data, tokenizer and architecture, and the run's last metrics."""
-    config, parts = trainer.config, trainer.parts
+    rows = [row for row in metrics.read(run / "metrics.jsonl") if row["step"] <= found.step]
     return {
         "recipe": config.recipe,
         "start": config.model.path or "random",
         "seed": config.seed,
-        "steps": trainer.done,
+        "steps": found.step,
         "weights": config.export.weights,
-        "commit": commit(),
-        "data": parts.loader.fingerprint,
-        "tokenizer": parts.grammar.fingerprint,
-        "architecture": architecture_hash(parts.model.config),
-        "metrics": metrics.totals(metrics.read(trainer.folder / "metrics.jsonl")),
+        "commit": found.meta.get("commit"),
+        "data": found.meta["data"]["fingerprint"],
+        "tokenizer": start.grammar.fingerprint,
+        "architecture": architecture_hash(start.shape),
+        "metrics": metrics.totals(rows),
     }
 
 
@@ -75,6 +83,7 @@ def architecture_hash(config: BagelConfig) -> str:
     return digest(json.dumps(sizes, sort_keys=True))[:16]
 
 
+@cache
 def commit() -> str | None:
     """The checkout's commit, with `+changes` when files differ from it; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
@@ -88,3 +97,24 @@ def commit() -> str | None:
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _keys(found: Checkpoint, weights: str, shape: BagelConfig) -> dict[str, str]:
+    """Name of every tensor of the model -> its key in the checkpoint."""
+    held, wanted = checkpoint.shapes(found), shapes(shape)
+    keys = {name: f"model/{name}" for name in wanted}
+    if weights == "ema":
+        keys = {name: f"ema/{name}" if f"ema/{name}" in held else key for name, key in keys.items()}
+    missing = [f"{found.path}: tensor {key} is missing" for key in keys.values() if key not in held]
+    misshapen = [
+        f"{found.path}: tensor {key} is {held[key]}, the run's configuration says {wanted[name]}"
+        for name, key in keys.items()
+        if key in held and held[key] != wanted[name]
+    ]
+    if missing or misshapen:
+        raise WeightsError(found.path, {"missing": missing, "misshapen": misshapen})
+    return keys
+
+
+def _transform(config: TransformConfig) -> Transform:
+    return Transform(config.max, config.min, config.stride)

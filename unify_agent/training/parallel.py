@@ -171,6 +171,18 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def shard(tensor: Tensor) -> tuple[Tensor, slice]:
+    """This rank's part of a parameter, sharing its storage, and which rows of the whole it is (`loading.Part`)."""
+    start, stop = 0, tensor.shape[0]
+    if isinstance(tensor, DTensor):
+        for dim, placement in enumerate(tensor.placements):
+            if placement.is_shard(0):  # as torch.chunk cuts
+                size = -(-(stop - start) // tensor.device_mesh.size(dim))
+                start = min(start + size * tensor.device_mesh.get_local_rank(dim), stop)
+                stop = min(start + size, stop)
+    return local(tensor), slice(start, stop)
+
+
 def full(tensor: Tensor) -> Tensor:
     """The whole of a sharded tensor (a collective); any other tensor is returned as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -23,13 +23,14 @@ from torch import Tensor
 
 from unify_agent import files
 from unify_agent.errors import UserError
+from unify_agent.model.bagel import Bagel
 from unify_agent.training import checkpoint, metrics, optimiser, parallel, plots
 from unify_agent.training.assembly import Assembly, assemble
 from unify_agent.training.compose import to_yaml
 from unify_agent.training.config import Config
 from unify_agent.training.console import Console
 from unify_agent.training.ema import Ema
-from unify_agent.training.export import export_run
+from unify_agent.training.export import commit, export_run
 from unify_agent.training.parallel import World
 from unify_agent.training.step import Stepper
 
@@ -53,7 +54,7 @@ class Trainer:
         self.folder = Path(config.output)
         self.checkpoints = self.folder / "checkpoints"
         self.parts = parts
-        self.model = parallel.parallelize(self.parts.model.to(world.device), world)
+        self.model = _placed(parts, world)
         self.model.train()
         self.optimiser = optimiser.build(self.model, config.optim)
         self.ema = Ema(self.model, config.ema)
@@ -121,7 +122,7 @@ class Trainer:
     def _save(self) -> None:
         tensors = self.tensors()
         tensors |= self._generators()
-        meta = {"data": self.parts.loader.state(self.done), "ranks": self.world.size}
+        meta = {"data": self.parts.loader.state(self.done), "ranks": self.world.size, "commit": commit()}
         checkpoint.save(self.checkpoints, self.done, tensors, meta, self.world, self.config.checkpoint.keep_last)
 
     def _generators(self) -> dict[str, Tensor]:
@@ -170,9 +171,21 @@ class Trainer:
     def _finish(self, console: Console) -> int:
         if self.world.main:
             plots.losses(metrics.read(self.folder / "metrics.jsonl"), self.folder / "losses.png")
-        final = export_run(self)
+        final = self.folder / "final"
+        if self.world.main:
+            export_run(self.folder, final, self.config, self.parts.start)
+        self.world.barrier()
         console.say(f"done: {self.done} steps; {self.config.export.weights} weights in {final}")
         return 0
+
+
+def _placed(parts: Assembly, world: World) -> Bagel:
+    """The model, sharded. Stored weights are read after that, so a rank never holds more than its shard of them."""
+    if parts.weights is None:
+        return parallel.parallelize(parts.model.to(world.device), world)
+    model = parallel.parallelize(parts.model, world).to_empty(device=world.device)
+    parts.weights.fill(model, parallel.shard)
+    return model
 
 
 @contextmanager
