@@ -13,6 +13,7 @@ from unify_agent.generation.sampler import SamplerSettings
 from unify_agent.generation.session import Latents, Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.segments import Picture, Text
+from unify_agent.model.vae import unpatchify
 
 IMAGE_CASES = image_cases()
 
@@ -160,6 +161,11 @@ def test_a_drawing_goes_the_reference_way(name: str) -> None:
         before = [case["in.init_noise"], *(x for _, x in steps[:-1])]
         assert off(torch.stack([v for v, _ in steps]), case[f"out.{name}.v_steps"]) < 1e-5
         assert off(torch.stack(before), case[f"out.{name}.x_steps"]) < 1e-5
+    if f"out.{name}.decoded" in case:
+        latent = unpatchify(latents[0], (2, 3))
+        assert off(latent, case[f"out.{name}.decoder_input"][0]) < 1e-5
+        with torch.no_grad():
+            assert off(tiny()[1].decode(latent[None]), case[f"out.{name}.decoded"]) < 1e-5
     if f"out.{name}.uint8" in case:
         picture = decode_latents(session, latents, [(2, 3)])[0].astype(int)
         assert np.abs(picture - case[f"out.{name}.uint8"].numpy().astype(int)).max() <= 1
