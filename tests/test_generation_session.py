@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unify_agent.errors import UserError
-from unify_agent.generation import cache
+from unify_agent.generation import cache, drawing
 from unify_agent.generation.drawing import contexts
 from unify_agent.generation.sampler import SamplerSettings, guide
 from unify_agent.generation.session import Session
@@ -184,7 +184,9 @@ def drawn_rows(pictures: list[list[int]]) -> tuple[Session, list]:
     return made, [[*own, (b[0] + 1, b[1] - 2)] for own, b in zip(shown, said, strict=True)]
 
 
-def test_the_same_seed_draws_the_same_picture_in_any_batch() -> None:
+@pytest.mark.parametrize("tokens", [1, 50, 1 << 16])
+def test_the_same_seed_draws_the_same_picture_in_any_batch(tokens: int, monkeypatch) -> None:
+    monkeypatch.setattr(drawing, "DRAW_TOKENS", tokens)
     kinds, sizes, seeds = [[], [1], [2, 3], [1]], [(32, 48), (64, 32), (32, 48), (32, 48)], [4, 4, 5, 4]
     made, sees = drawn_rows(kinds)
     before = ([*made.lengths], [*made.rope])
