@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
@@ -71,7 +71,7 @@ def gemm_rate(side: int = 1024, repeats: int = 8) -> float:
     return 2e-9 * side**3 / min(_seconds(lambda: a @ b) for _ in range(repeats))
 
 
-def _seconds(call) -> float:
+def _seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
@@ -110,11 +110,12 @@ def drawing(model: Bagel, public: float, factor: float) -> Figure:
     return Figure(f"a guided step of {size} after {PROMPT} tokens", seconds, "s", public, public / factor, rate)
 
 
-def measure() -> list[Figure]:
-    """All figures."""
-    with torch.no_grad():
-        model = initialise(Bagel(CONFIG), 0).eval()
-        return [*(decoding(model, *each) for each in CONTEXTS), drawing(model, 0.32, 1.5)]
+def measure() -> Iterator[Figure]:
+    """All figures, one after another."""
+    model = initialise(Bagel(CONFIG), 0).eval().requires_grad_(False)
+    for context, public, factor in CONTEXTS:
+        yield decoding(model, context, public, factor)
+    yield drawing(model, 0.32, 1.5)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,16 +129,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.threads < 1:
         raise UserError(f"--threads {args.threads}: at least 1")
     torch.set_num_threads(args.threads)
-    figures = measure()
     if args.json:
-        print(
-            json.dumps({"threads": args.threads, "torch": torch.__version__, "figures": [asdict(f) for f in figures]})
-        )
+        figures = [asdict(figure) for figure in measure()]
+        print(json.dumps({"threads": args.threads, "torch": torch.__version__, "figures": figures}))
         return 0
-    for f in figures:
+    for f in measure():
         print(
             f"{f.name}: {f.value:.4g} {f.unit} (public code {f.public:g}, bar {f.bar:.3g}; this machine multiplies "
-            f"matrices at {f.gemm:.0f} GFLOP/s)"
+            f"matrices at {f.gemm:.0f} GFLOP/s)",
+            flush=True,
         )
     return 0
 
