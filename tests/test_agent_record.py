@@ -8,7 +8,7 @@ from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, MemorySearch, hits, replie
 from datasets_tools import context, grammar, pixels
 from PIL import Image
 
-from unify_agent.agent.record import Recorder, check_id, to_trajectory
+from unify_agent.agent.record import Recorder, check_id, png, png_metadata, to_trajectory
 from unify_agent.datasets.folder import TrajectorySource
 from unify_agent.datasets.trajectory import parse_trajectories
 from unify_agent.errors import UserError
@@ -72,6 +72,22 @@ def test_the_picture_carries_what_is_needed_to_repeat_it(episode, tmp_path):
     with Image.open(tmp_path / "out/prompts/images/one_0.png") as picture:
         assert picture.text == {"prompt": "Draw Velmora on red.", "seed": "7", "steps": "4", "weights": "abc"}
         assert np.asarray(picture).shape == (32, 32, 3)
+
+
+def test_metadata_of_a_picture_come_back_as_they_were(tmp_path):
+    told = {"prompt": "7", "seed": 7, "interval": [0.4, 1.0], "weights": "0123456789", "renorm": "global", "x": None}
+    path = tmp_path / "a.png"
+    path.write_bytes(png(np.zeros((4, 4, 3), np.uint8), told | {"title": "ein Käuzchen, 夜鷹"}))
+    assert png_metadata(path) == told | {"title": "ein Käuzchen, 夜鷹"}
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", None])
+def test_what_is_no_picture_has_no_metadata_and_is_named(tmp_path, content):
+    path = tmp_path / "a.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.png: not a PNG picture"):
+        png_metadata(path)
 
 
 def test_a_finished_item_is_known_again_and_an_unfinished_one_is_not(episode, tmp_path):

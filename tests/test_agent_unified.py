@@ -1,25 +1,31 @@
 """The unified policy: its context is the training document, token for token, and it draws from what the preset says."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, MemorySearch, NameJudge, hits
 from datasets_tools import grammar, pixels
 from generation_tools import tiny
 
 from unify_agent.agent.episode import AgentOptions, Episode
 from unify_agent.agent.loop import Loop
-from unify_agent.agent.record import to_trajectory
+from unify_agent.agent.record import png, png_metadata, to_trajectory
 from unify_agent.agent.unified import UnifiedPolicy
 from unify_agent.agent.wording import load_prompts
+from unify_agent.generation.drawing import Denoiser, contexts
 from unify_agent.generation.sampler import SamplerSettings
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
-from unify_agent.interleave.layout import Exchange, lay_out
+from unify_agent.interleave.batch import PackRules, pack
+from unify_agent.interleave.layout import PRESETS, Exchange, lay_out
+from unify_agent.interleave.randomness import generator
 from unify_agent.interleave.segments import Picture, Text
 from unify_agent.interleave.visibility import document_spans
+from unify_agent.model.losses import noised, timesteps
+from unify_agent.model.vae import encode_batch
 
 DIRECT = "<think>I know it.</think>\n<recaption>A kiwi fruit on red.</recaption>"
 
@@ -117,6 +123,58 @@ def test_released_draws_from_a_fresh_context_unless_told_otherwise(search, spoke
     loop(made, search).run(both)
     assert [e.settings["drawn_from"] for e in both] == ["fresh", "fresh"]
     assert all(e.picture.shape == (32, 48, 3) for e in both)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_history_gives_the_velocity_of_training_and_a_fresh_context_another_one(search, spoken, preset):
+    """`released` draws from a fresh context, as the public agent does, though it was trained on the history;
+    `AgentOptions(history=True)` removes the difference."""
+    made = policy(preset)
+    spoken(made, script)
+    both = episodes()
+    loop(made, search).think(both)
+    words, (model, vae), episode = grammar(), tiny(), both[0]
+    rules = PackRules(words.bos, words.eos, words.start_of_image, words.end_of_image, 32, 20)
+    batch = pack([document_of(episode, preset)], rules)
+    for n in range(2):  # the session's own posterior samples of the references
+        draw = generator(episode.seed, 0, "context", n, "vae")
+        batch.vae_noise[n] = torch.from_numpy(draw.standard_normal(batch.vae_noise[n].shape, dtype=np.float32))
+    latents, t = encode_batch(vae, batch), timesteps(batch.timestep_logits, 1.0)
+    with torch.no_grad():
+        expected = model.velocity(model(batch, latents).hidden[batch.mse_at])
+    x = noised(latents, batch.flow_noise, t)[-6:]
+
+    def velocity(prepare):
+        session, rows, sees = prepare([episode])
+        found = contexts(session, rows, sees, branches=1, keep_rope=preset == "paper")
+        return Denoiser(session, found, (2, 3))(x[None], t[-1].item(), ("full",))[0][0]
+
+    assert torch.allclose(velocity(made._from_history), expected, atol=1e-4, rtol=1e-4)
+    away = ((velocity(made._from_fresh) - expected).norm() / expected.norm()).item()
+    print(f"{preset}: a fresh context moves the velocity by {away:.3f} of its length")
+    assert 1e-3 < away < 1
+    episode.options = AgentOptions(history=True)
+    assert made._way(episode) == "history"
+    episode.options = AgentOptions()
+    assert made._way(episode) == ("history" if preset == "paper" else "fresh")
+
+
+def test_a_picture_file_tells_how_to_draw_it_again(tmp_path):
+    made, steps = policy(provenance={"model": "somewhere", "weights": "0123456789abcdef"}), []
+    made.settings = SamplerSettings(4, 2.0, 3.0, 1.5, (0.4, 1.0), "channel", 0.1)
+    made.on_step = lambda *step: steps.append(step)
+    episode = Episode("bare", "A kiwi fruit on red.", seed=5, stop="direct")
+    (picture,) = made.draw([episode])
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    (tmp_path / "bare.png").write_bytes(png(picture, {"prompt": episode.request, **episode.settings}))
+    told = png_metadata(tmp_path / "bare.png")
+    assert (told["dtype"], told["weights"], told["layout"]) == ("float32", "0123456789abcdef", "paper")
+    other = policy()
+    other.settings = SamplerSettings(**{field.name: told[field.name] for field in fields(SamplerSettings)})
+    other.size = (told["height"], told["width"])
+    assert other.settings == made.settings
+    (again,) = other.draw([Episode("again", told["prompt"], seed=told["seed"], stop="direct")])
+    assert np.abs(again.astype(int) - picture.astype(int)).max() <= 1
 
 
 def drawn(made, search, spoken, **options):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from unify_agent.generation.drawing import Denoiser, contexts
+from unify_agent.generation.sampler import BRANCHES
 from unify_agent.generation.session import Markers, Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.batch import PackedBatch, PackRules, pack
@@ -162,8 +166,11 @@ def picture(rng: np.random.Generator) -> Image.Image:
     return Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def trajectory(preset: Preset, words: Grammar, rng: np.random.Generator, name: str) -> Document:
-    """A random trajectory in a preset's layout: one to three turns, none to two references, some conditions dropped."""
+def trajectory(
+    preset: Preset, words: Grammar, rng: np.random.Generator, name: str, *, references: int, copies: int = 1,
+    context: Literal["recaption", "request"] = "recaption",
+) -> Document:  # fmt: skip
+    """A random trajectory of one to three turns in a preset's layout."""
 
     def speech(most: int = 12) -> str:
         return " ".join(f"w{i}" for i in rng.integers(0, 300, rng.integers(1, most)))
@@ -172,19 +179,80 @@ def trajectory(preset: Preset, words: Grammar, rng: np.random.Generator, name: s
              for _ in range(rng.integers(0, 3))]  # fmt: skip
     final = words.encode(f"<think> {speech()} </think> <recaption> {speech()} </recaption>")
     turns.append(Exchange(f"{speech()} <observation> {speech()} </observation>", final))
-    document = lay_out(
-        name, turns, [picture(rng) for _ in range(rng.integers(0, 3))], picture(rng), grammar=words, pixels=PIXELS,
-        preset=preset, context=("recaption", "request")[int(rng.random() < 0.2)], copies=int(rng.integers(1, 3)),
+    return lay_out(
+        name, turns, [picture(rng) for _ in range(references)], picture(rng), grammar=words, pixels=PIXELS,
+        preset=preset, context=context, copies=copies,
     )  # fmt: skip
-    return drop_conditions(document, rng, preset, text=0.3, vit=0.3, vae=0.3) if rng.random() < 0.5 else document
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_trajectory_means_the_same_in_training_and_in_generation(preset: Preset, seed: int, dropped: bool) -> None:
+    rng = np.random.default_rng(seed)
+    words = grammar()
+    documents = []
+    for number in range(4):
+        document = trajectory(
+            preset, words, rng, f"t{number}", references=int(rng.integers(0, 3)), copies=int(rng.integers(1, 3)),
+            context="request" if rng.random() < 0.2 else "recaption",
+        )  # fmt: skip
+        documents.append(drop_conditions(document, rng, preset, text=0.5, vit=0.5, vae=0.5) if dropped else document)
+    compare(documents, words, seed, pad_to=(1, 16)[seed % 2])
+
+
+def trained(document: Document, words: Grammar) -> tuple[PackedBatch, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The pack of a document, its drawing noised [N, P], the timestep [], and the velocity that training computes."""
+    model, vae = tiny()
+    batch = pack([document], PackRules(words.bos, words.eos, words.start_of_image, words.end_of_image, 32, 20))
+    latents, times = encode_batch(vae, batch), timesteps(batch.timestep_logits, 1.0)
+    with torch.no_grad():
+        velocity = model.velocity(model(batch, latents).hidden[batch.mse_at])
+    count = len(batch.mse_at)
+    return batch, noised(latents, batch.flow_noise, times)[-count:], times[-1], velocity
+
+
+def without_pictures(document: Document) -> Document:
+    """The same where no reference was ever shown; its rope ids stay used up."""
+    return replace(document, segments=tuple(Gap() if isinstance(s, Picture) else s for s in document.segments))
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_trajectory_means_the_same_in_training_and_in_generation(preset: Preset, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    words = grammar()
-    compare([trajectory(preset, words, rng, f"t{i}") for i in range(4)], words, seed, pad_to=(1, 16)[seed % 2])
+def test_guidance_compares_with_what_condition_dropout_trains(preset: Preset, seed: int) -> None:
+    """The branch with the text hidden is the document that dropout makes; the one with the pictures hidden is the
+    document without them.
+
+    Two differences are meant: in `paper` dropout hides pictures from the drawing only, while the branch computes the
+    recaption anew; `released` numbers the branch without pictures from a smaller rope id, as BAGEL does, which
+    `keep_rope` undoes.
+    """
+    rng, words = np.random.default_rng(50 + seed), grammar()
+    document = trajectory(preset, words, rng, "t", references=2)
+    batch = trained(document, words)[0]
+    session = Session(*tiny(), words)
+    session.append([0], [[s for s in document.segments if not isinstance(s, Drawing)]], [batch.vae_noise[:-1]])
+    sees = [list(batch.spans[-1].sees or ())]
+    drawing = next(s for s in document.segments if isinstance(s, Drawing))
+
+    def branch(number: int, alike: Document, keep_rope: bool) -> float:
+        """Relative distance of a branch from the training forward of `alike`."""
+        _, x, t, expected = trained(alike, words)
+        found = contexts(session, [0], [sees[0]], branches=3, keep_rope=keep_rope)
+        velocity = Denoiser(session, found, drawing.grid)(x[None], t.item(), BRANCHES)[number][0]
+        return ((velocity - expected).norm() / expected.norm()).item()
+
+    own = preset == "paper"
+    no_text = drop_conditions(document, rng, preset, text=1.0, vit=0.0, vae=0.0)
+    no_pictures = drop_conditions(document, rng, preset, text=0.0, vit=1.0, vae=1.0)
+    assert branch(0, document, own) < TOLERANCE
+    assert branch(1, no_text, own) < TOLERANCE
+    assert branch(2, without_pictures(no_pictures), True) < TOLERANCE
+    meant = branch(2, no_pictures, own)
+    print(f"{preset}: the branch without pictures lies {meant:.4f} from what dropout trains")
+    assert TOLERANCE < meant < 0.5
+    if preset == "released":
+        assert branch(2, no_pictures, True) < TOLERANCE
 
 
 def anything(rng: np.random.Generator, name: str) -> Document:
@@ -196,7 +264,8 @@ def anything(rng: np.random.Generator, name: str) -> Document:
         label = f"s{index}"
         if kind in ("text", "said"):
             ids = tuple(rng.integers(0, 400, rng.integers(0, 9)).tolist())
-            segments.append(Text(ids, loss=kind == "said", name=label, spans={label + "+": (0, 1 + len(ids) // 2)}))
+            spans, then = {label + "+": (0, 1 + len(ids) // 2)}, MARKERS.bos if rng.random() < 0.3 else None
+            segments.append(Text(ids, loss=kind == "said", name=label, spans=spans, then=then))
             names += [label, label + "+"]
         elif kind == "drawing":
             sees = tuple(n for n in names if rng.random() < 0.5) if rng.random() < 0.7 else None

@@ -7,12 +7,16 @@ import pytest
 import torch
 from generation_tools import MARKERS, image_cases, off, tiny
 from golden_model import golden
+from PIL import Image
 
 from unify_agent.generation.drawing import Denoiser, contexts, decode_latents, draw_latents
 from unify_agent.generation.sampler import SamplerSettings
 from unify_agent.generation.session import Latents, Session
 from unify_agent.generation.text import Sampling
+from unify_agent.interleave.batch import normalise
 from unify_agent.interleave.segments import Picture, Text
+from unify_agent.interleave.transforms import Transform
+from unify_agent.model.vae import encode_pictures, unpatchify
 
 IMAGE_CASES = image_cases()
 
@@ -113,6 +117,18 @@ def drawn_session() -> Session:
     return session
 
 
+def test_the_picture_enters_as_the_reference_one_does() -> None:
+    """The VAE's transform first, the ViT's on its result; the posterior is sampled, scaled and shifted."""
+    case, (_, vae) = golden("infer_image"), tiny()
+    resized = Transform(64, 32, 16)(Image.fromarray(case["in.image_uint8"].numpy()))
+    np.testing.assert_array_equal(resized, case["in.resized_uint8"].numpy())
+    latent = encode_pictures(vae, [normalise(resized)], [case["in.vae_sample_noise"][0]])[0]
+    assert off(latent, case["in.vae_latent"][0]) < 1e-5
+    (_, height, width), again = case["in.vit_image"].shape, Transform(56, 28, 14)(Image.fromarray(resized))
+    assert again.shape == (height, width, 3)
+    np.testing.assert_allclose(normalise(again), case["in.vit_image"], atol=1e-5)
+
+
 def test_the_three_contexts_of_guidance_are_the_reference_ones() -> None:
     session, case = drawn_session(), golden("infer_image")
     found = contexts(session, [0], [None], branches=3, keep_rope=False)
@@ -160,6 +176,11 @@ def test_a_drawing_goes_the_reference_way(name: str) -> None:
         before = [case["in.init_noise"], *(x for _, x in steps[:-1])]
         assert off(torch.stack([v for v, _ in steps]), case[f"out.{name}.v_steps"]) < 1e-5
         assert off(torch.stack(before), case[f"out.{name}.x_steps"]) < 1e-5
+    if f"out.{name}.decoded" in case:
+        latent = unpatchify(latents[0], (2, 3))
+        assert off(latent, case[f"out.{name}.decoder_input"][0]) < 1e-5
+        with torch.no_grad():
+            assert off(tiny()[1].decode(latent[None]), case[f"out.{name}.decoded"]) < 1e-5
     if f"out.{name}.uint8" in case:
         picture = decode_latents(session, latents, [(2, 3)])[0].astype(int)
         assert np.abs(picture - case[f"out.{name}.uint8"].numpy().astype(int)).max() <= 1

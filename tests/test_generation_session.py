@@ -7,16 +7,19 @@ import pytest
 import torch
 from generation_tools import MARKERS, tiny
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from unify_agent.errors import UserError
-from unify_agent.generation import cache
+from unify_agent.generation import cache, drawing
 from unify_agent.generation.drawing import contexts
 from unify_agent.generation.sampler import SamplerSettings, guide
 from unify_agent.generation.session import Session
-from unify_agent.generation.text import Sampling, draw_token
+from unify_agent.generation.text import Sampling, _Writer, draw_token
 from unify_agent.interleave.layout import Pixels
 from unify_agent.interleave.segments import Gap, Text
 from unify_agent.interleave.transforms import Transform
+from unify_agent.model.vae import FluxVae
 
 PIXELS = Pixels(Transform(64, 32, 16), Transform(56, 28, 14))
 STOPS = tuple(range(0, 512, 7))
@@ -126,6 +129,48 @@ def test_long_and_ragged_prefill_does_not_depend_on_how_it_is_cut(cells: int, mo
         torch.testing.assert_close(found.hidden, whole[row].hidden, atol=1e-4, rtol=1e-4)
 
 
+def test_the_cache_grows_by_blocks_and_copies_nothing_in_between() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(600, 1, 4, 16), torch.randn(600, 1, 2, 16), torch.randn(600, 1, 2, 16)
+    held = cache.Cache(1, 1, 2, 16, capacity=cache.BLOCK)
+    step, places = cache.Step(held), []
+    for index in range(600):
+        step.begin()
+        found = step(0, q[index], k[index], v[index])
+        step.at = step.at + 1
+        places.append((held.capacity, held.keys[0].data_ptr()))
+    assert [capacity for capacity, _ in dict.fromkeys(places)] == [256, 512, 768]
+    mask = torch.ones(1, 1, 600, dtype=torch.bool)
+    expected = cache.attend(q[-1:], k.transpose(0, 1), v.transpose(0, 1), mask)[0]
+    torch.testing.assert_close(found, expected)
+
+
+class _Made(TorchDispatchMode):
+    """Counts the numbers of results that are new, not views of what there was."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
+                self.count += x.numel()
+        return result
+
+
+def test_a_token_costs_as_much_after_a_long_context_but_for_attention() -> None:
+    counts = []
+    for length in (20, 200, 1000):
+        made = session()
+        made.add_text([0], [list(range(100)) * (length // 100) + list(range(length % 100))])
+        writer = _Writer(made, [0], Sampling(max_new=4), [()], [0])
+        with torch.no_grad(), _Made() as watched:
+            writer._feed(torch.tensor([MARKERS.bos]), 0)
+        counts.append(watched.count)
+    assert counts[0] == counts[1] == counts[2]
+
+
 SETTINGS = SamplerSettings(steps=4)
 
 
@@ -139,7 +184,9 @@ def drawn_rows(pictures: list[list[int]]) -> tuple[Session, list]:
     return made, [[*own, (b[0] + 1, b[1] - 2)] for own, b in zip(shown, said, strict=True)]
 
 
-def test_the_same_seed_draws_the_same_picture_in_any_batch() -> None:
+@pytest.mark.parametrize("tokens", [1, 50, 1 << 16])
+def test_the_same_seed_draws_the_same_picture_in_any_batch(tokens: int, monkeypatch) -> None:
+    monkeypatch.setattr(drawing, "DRAW_TOKENS", tokens)
     kinds, sizes, seeds = [[], [1], [2, 3], [1]], [(32, 48), (64, 32), (32, 48), (32, 48)], [4, 4, 5, 4]
     made, sees = drawn_rows(kinds)
     before = ([*made.lengths], [*made.rope])
@@ -188,6 +235,34 @@ def test_a_branch_is_computed_only_where_it_is_needed(monkeypatch) -> None:
     assert counted(image_scale=1.0) == [4, 4, 4]
     assert counted(text_scale=1.0) == [2, 2, 2]
     assert counted(interval=(0.5, 0.9)) == [2, 5, 2]
+
+
+def test_a_branch_without_pictures_is_left_out_where_it_equals_the_full_one() -> None:
+    made = session()
+    made.add_text([0], [[5, 6, 7]])
+    made.add_pictures([0], [[picture(1)]], joint=True)
+    after = made.add_text([0], [[8, 9]])[0]
+    for sees, keep_rope, members in (
+        ([(0, 5)], True, []),
+        ([(0, 5)], False, [0]),
+        ([(0, 5), after], True, [0]),
+        (None, True, [0]),
+    ):
+        assert contexts(made, [0], [sees], branches=3, keep_rope=keep_rope)[2].members == members
+
+
+def test_pictures_of_different_sizes_never_share_a_vae_batch(monkeypatch) -> None:
+    shapes = []
+    for name in ("encode_moments", "decode"):
+        original = getattr(FluxVae, name)
+        monkeypatch.setattr(FluxVae, name, lambda vae, x, call=original: shapes.append(tuple(x.shape)) or call(vae, x))
+    made = session(3)
+    sizes = [(32, 48), (64, 32), (32, 48)]
+    made.add_pictures(range(3), [[picture(n, *size)] for n, size in enumerate(sizes)], joint=True)
+    assert sorted(shapes) == [(1, 3, 64, 32), (2, 3, 32, 48)]
+    shapes.clear()
+    made.draw(range(3), [None] * 3, sizes, SamplerSettings(steps=2), [1, 2, 3])
+    assert sorted(shapes) == [(1, 16, 8, 4), (2, 16, 4, 6)]
 
 
 def test_a_guided_picture_depends_on_itself_alone() -> None:

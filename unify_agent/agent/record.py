@@ -42,15 +42,37 @@ def check_id(item_id: str, what: str = "id") -> str:
 
 
 def png(picture: Image.Image | np.ndarray, metadata: dict[str, Any] | None = None) -> bytes:
-    """A picture as PNG, with text chunks of metadata."""
+    """A picture as PNG, with text chunks of metadata, which `png_metadata` reads back."""
     info = PngInfo()
     for key, value in (metadata or {}).items():
-        info.add_itxt(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        plain = isinstance(value, str) and _parsed(value) == value
+        info.add_itxt(key, value if plain else json.dumps(value, ensure_ascii=False))
     if isinstance(picture, np.ndarray):
         picture = Image.fromarray(picture)
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", pnginfo=info)
     return buffer.getvalue()
+
+
+def png_metadata(path: Path | str) -> dict[str, Any]:
+    """What `png` wrote beside the pixels: prompt, seed, size, the sampler's settings, dtype, weights and so on.
+
+    Raises UserError for a file that is no PNG picture.
+    """
+    try:
+        with Image.open(path, formats=["PNG"]) as picture:
+            picture.load()
+            return {key: _parsed(value) for key, value in picture.text.items()}  # type: ignore[attr-defined]
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"{path}: not a PNG picture ({error})") from None
+
+
+def _parsed(text: str) -> Any:
+    """The JSON value of a text chunk; what is no JSON is the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def to_trajectory(episode: Episode, policy: str) -> Trajectory:

@@ -21,7 +21,7 @@ import numpy as np
 
 from unify_agent.agent.episode import Episode, Exchange
 from unify_agent.agent.loop import Reply
-from unify_agent.generation.sampler import SamplerSettings
+from unify_agent.generation.sampler import Progress, SamplerSettings
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.grammar import Grammar
@@ -51,7 +51,8 @@ class _Row:
 class UnifiedPolicy:
     """`sampling` is for text, `settings` for pictures of `size` (height, width) in pixels.
 
-    `max_tokens` bounds an episode's context. `provenance` goes into the record of every picture.
+    `max_tokens` bounds an episode's context. `provenance` goes into the record of every picture. `on_step`, when set,
+    is told (steps done, steps in all) after each step of a batch of pictures.
     """
 
     name = "unified"
@@ -75,6 +76,7 @@ class UnifiedPolicy:
         self.settings = settings or SamplerSettings()
         self.size, self.max_tokens = size, max_tokens
         self.provenance = provenance or {}
+        self.on_step: Progress | None = None
 
         self._session: Session | None = None
         self._rows: dict[int, _Row] = {}
@@ -152,8 +154,9 @@ class UnifiedPolicy:
             }[way](group)  # fmt: skip
             seeds = [episode.seed for episode in group]
             pictures = session.draw(
-                rows, sees, [self.size] * len(group), self.settings, seeds, keep_rope=self.preset == "paper"
-            )
+                rows, sees, [self.size] * len(group), self.settings, seeds,
+                keep_rope=self.preset == "paper", progress=self.on_step,
+            )  # fmt: skip
             for episode, picture in zip(group, pictures, strict=True):
                 drawn[id(episode)] = picture
                 episode.settings = {"seed": episode.seed, **self.described(), "drawn_from": way}
@@ -252,4 +255,7 @@ class UnifiedPolicy:
         """How pictures are drawn: everything but the episode's seed that is needed to draw one again."""
         height, width = self.size
         settings = asdict(self.settings) | {"interval": list(self.settings.interval)}
-        return {"height": height, "width": width, **settings, "layout": self.preset, **self.provenance}
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        return {
+            "height": height, "width": width, **settings, "dtype": dtype, "layout": self.preset, **self.provenance,
+        }  # fmt: skip

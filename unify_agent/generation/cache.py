@@ -195,21 +195,27 @@ class Step:
     """Attention of decoding: one new token for every row of the cache, again and again.
 
     The query heads of a group are laid out as queries, so the keys are read once and never repeated. `begin`
-    opens a step: it makes the token at `at` [R] visible; the caller moves `at`.
+    opens a step: it makes the token at `at` [R] visible; the caller moves `at`. Room is made block by block.
     """
 
-    def __init__(self, cache: Cache, room: int) -> None:
+    def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        device = cache.keys[0].device
-        self.at = torch.tensor(cache.lengths, device=device)
+        self.at = torch.tensor(cache.lengths, device=cache.keys[0].device)
         self.most = max(cache.lengths)
-        cache.reserve(self.most + room)
-        filled = torch.arange(cache.capacity, device=device) < self.at[:, None]
-        self.bias = torch.zeros(cache.rows, 1, 1, cache.capacity, device=device, dtype=cache.keys[0].dtype)
+        self.rows = torch.arange(cache.rows, device=self.at.device)
+        self._mask()
+
+    def _mask(self) -> None:
+        """`bias` [R, 1, 1, capacity]: 0 where a row is filled, else -inf."""
+        like = self.cache.keys[0]
+        filled = torch.arange(self.cache.capacity, device=like.device) < self.at[:, None]
+        self.bias = torch.zeros(self.cache.rows, 1, 1, self.cache.capacity, device=like.device, dtype=like.dtype)
         self.bias.masked_fill_(~filled[:, None, None], -torch.inf)
-        self.rows = torch.arange(cache.rows, device=device)
 
     def begin(self) -> None:
+        if self.most == self.cache.capacity:
+            self.cache.reserve(self.most + 1)
+            self._mask()
         self.bias[self.rows, 0, 0, self.at] = 0
         self.most += 1
 

@@ -1,7 +1,7 @@
 """Drawing: from what a row's picture may see to the picture.
 
 The keys and values of that context are gathered once; each step computes the marker and noise tokens only.
-Guidance compares with two contexts, and all branches that a step needs run as one batch:
+Guidance compares with two contexts, and all branches that a step needs run as one batch, each attending to its own:
 
 * text hidden: the picture sees its references only;
 * pictures hidden: the row's texts are computed anew without any picture, because their keys have seen them.
@@ -33,6 +33,9 @@ from unify_agent.model.vae import to_uint8, unpatchify
 
 if TYPE_CHECKING:
     from unify_agent.generation.session import Session
+
+DRAW_TOKENS = 1 << 16
+"""Tokens of noised pictures, over all branches, in one forward: five guided pictures of 1024x1024."""
 
 DECODE_PIXELS = 1 << 20
 """Pixels that the VAE decodes in one call."""
@@ -100,19 +103,22 @@ def contexts(
             moved.append(rope[i] - (0 if keep_rope else sum(e.stop - e.start for e in hidden)))
         found.append(Context(session.cache, members, [rows[i] for i in members], [pictures[i] for i in members], moved))
     if branches > 2:
-        found.append(_pictures_hidden(session, rows, texts, keep_rope))
+        found.append(_pictures_hidden(session, rows, texts, pictures, keep_rope))
     return found
 
 
-def _pictures_hidden(session: Session, rows: Sequence[int], texts: list[list[Range]], keep_rope: bool) -> Context:
-    """Rows as they would be had no picture ever been shown. What precedes a row's first picture is copied."""
+def _pictures_hidden(
+    session: Session, rows: Sequence[int], texts: list[list[Range]], pictures: list[list[Range]], keep_rope: bool
+) -> Context:
+    """Rows as they would be had no picture ever been shown. What precedes a row's first picture is copied; a row whose
+    drawing sees no picture, and no text that has seen one, is left out."""
     members, cuts, parts, ranges = [], [], [], []
     for i, row in enumerate(rows):
         held = session.history[row]
         first = next((n for n, entry in enumerate(held) if entry.kind in ("vae", "vit")), None)
-        if first is None:
-            continue
         last = texts[i][-1][1] if texts[i] else 0
+        if first is None or (keep_rope and not pictures[i] and last <= held[first].start):
+            continue
         rest: list[Text | Gap] = []
         for entry in held[first:]:
             if entry.kind == "text" and entry.start < last:
@@ -138,93 +144,103 @@ def _without(held: Sequence, span: Range) -> Range:
     return span[0] - gone, span[1] - gone
 
 
+class _Branch:
+    """One context of every picture that has it: its S sequences are those `first` to `last` of the forward.
+
+    `keys` and `values` hold [S, own tokens | context, G, D] of each layer; `bias` masks what a shorter context leaves
+    empty. Branches are as wide as their own contexts, so a short one costs little.
+    """
+
+    def __init__(self, context: Context, first: int, tokens: int) -> None:
+        like = context.cache.keys[0]
+        self.members = torch.tensor(context.members, dtype=torch.int64, device=like.device)
+        self.first, self.last, self.tokens = first, first + len(context.members), tokens
+        counts = [sum(b - a for a, b in ranges) for ranges in context.ranges]
+        width = tokens + max(counts, default=0)
+        self.keys = [self._gathered(store, context, width) for store in context.cache.keys]
+        self.values = [self._gathered(store, context, width) for store in context.cache.values]
+        self.bias = None
+        if min(counts, default=0) < max(counts, default=0):
+            real = torch.arange(width) < tokens + torch.tensor(counts)[:, None]
+            bias = torch.zeros(len(counts), 1, 1, width, dtype=like.dtype)
+            self.bias = bias.masked_fill_(~real[:, None, None], -torch.inf).to(like.device)
+
+    def _gathered(self, store: Tensor, context: Context, width: int) -> Tensor:
+        room = store.new_zeros(len(context.members), width, *store.shape[2:])
+        for place, (row, ranges) in enumerate(zip(context.rows, context.ranges, strict=True)):
+            at = self.tokens
+            for a, b in ranges:
+                room[place, at : at + b - a] = store[row, a:b]
+                at += b - a
+        return room
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [S, T, A, D], k and v [S, T, G, D] of the pictures' own tokens -> [S, T, A, D].
+
+        All tokens of a picture see the same keys, so the heads of a group are laid out as queries.
+        """
+        sequences, t, heads, width = q.shape
+        groups = k.shape[2]
+        keys, values = self.keys[layer], self.values[layer]
+        keys[:, :t], values[:, :t] = k, v
+        query = q.to(keys.dtype).view(sequences, t, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
+        found = scaled_dot_product_attention(
+            query.reshape(sequences, groups, heads // groups * t, width),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=self.bias,
+        ).view(sequences, groups, heads // groups, t, width)
+        return found.permute(0, 3, 1, 2, 4).reshape(q.shape).to(q.dtype)
+
+
 class Denoiser:
-    """The model as `sampler.Velocity` for pictures of one grid over fixed contexts."""
+    """The model as `sampler.Velocity` for pictures of one grid over fixed contexts; one forward a step."""
 
     def __init__(self, session: Session, found: Sequence[Context], grid: tuple[int, int]) -> None:
         self.model, self.dtype = session.model, session.dtype
         device = session.device
         self.patches = grid[0] * grid[1]
         self.tokens = self.patches + 2
-        self.members = [torch.tensor(c.members, dtype=torch.int64, device=device) for c in found]
-        self.ends = np.cumsum([len(c.members) for c in found]).tolist()
-        self.source = torch.cat(self.members)
+        self.branches: list[_Branch] = []
+        for context in found:
+            first = self.branches[-1].last if self.branches else 0
+            self.branches.append(_Branch(context, first, self.tokens))
+        self.source = torch.cat([branch.members for branch in self.branches])
         self.rope = torch.tensor([r for c in found for r in c.rope], device=device).repeat_interleave(self.tokens)
-        ids = position_ids(grid, session.config.max_latent_size).to(device)
-        self.ids = ids.repeat(len(found[0].members))
+        self.ids = position_ids(grid, session.config.max_latent_size).to(device).repeat(len(found[0].members))
         markers = torch.tensor([session.markers.start_of_image, session.markers.end_of_image], device=device)
-        self.ends_embedded = self.model.embed_text(markers)
-        slots = torch.arange(self.ends[-1] * self.tokens, device=device).view(-1, self.tokens)
+        self.markers = self.model.embed_text(markers)
+        slots = torch.arange(len(self.source) * self.tokens, device=device).view(-1, self.tokens)
         self.und, self.gen = slots[:, [0, -1]], slots[:, 1:-1]
-        self._gather(found)
-
-    def _gather(self, found: Sequence[Context]) -> None:
-        """Room for [own tokens | context] of every sequence; fills the context in and masks the rest."""
-        device = self.source.device
-        counts = [sum(b - a for a, b in ranges) for c in found for ranges in c.ranges]
-        width = max(counts)
-        like = found[0].cache.keys[0]
-        shape = (self.ends[-1], self.tokens + width, *like.shape[2:])
-        layers = len(found[0].cache.keys)
-        self.keys = [like.new_zeros(shape) for _ in range(layers)]
-        self.values = [like.new_zeros(shape) for _ in range(layers)]
-        first = 0
-        for c in found:
-            for row, ranges in zip(c.rows, c.ranges, strict=True):
-                at = self.tokens
-                for a, b in ranges:
-                    for layer in range(layers):
-                        self.keys[layer][first, at : at + b - a] = c.cache.keys[layer][row, a:b]
-                        self.values[layer][first, at : at + b - a] = c.cache.values[layer][row, a:b]
-                    at += b - a
-                first += 1
-        self.bias = None
-        if min(counts) < width:
-            real = torch.arange(width) < torch.tensor(counts)[:, None]
-            bias = torch.zeros(shape[0], 1, 1, shape[1], dtype=like.dtype)
-            bias[:, 0, 0, self.tokens :].masked_fill_(~real, -torch.inf)
-            self.bias = bias.to(device)
 
     @torch.no_grad()
     def __call__(self, x: Tensor, t: float, branches: Sequence[str]) -> list[Tensor]:
         """x [R, N, P] float32 -> the velocity [R, N, P] float32 of each branch."""
-        sequences = self.ends[len(branches) - 1]
+        used = self.branches[: len(branches)]
+        sequences = used[-1].last
         when = torch.full((len(self.ids),), t, device=x.device)
         noisy = self.model.embed_latents(x.flatten(0, 1).to(self.dtype), when, self.ids).view(len(x), self.patches, -1)
-        start, end = self.ends_embedded
+        start, end = self.markers
         edge = (sequences, 1, noisy.shape[-1])
         hidden = torch.cat([start.expand(edge), noisy[self.source[:sequences]], end.expand(edge)], dim=1)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (each.view(sequences, self.tokens, *each.shape[1:]) for each in (q, k, v))
+            parts = (slice(branch.first, branch.last) for branch in used)
+            seen = [branch.attend(layer, q[p], k[p], v[p]) for branch, p in zip(used, parts, strict=True)]
+            return (torch.cat(seen) if len(seen) > 1 else seen[0]).flatten(0, 1)
+
         und, gen = self.und[:sequences].flatten(), self.gen[:sequences].flatten()
         rope = self.rope[: sequences * self.tokens]
-        out = self.model.language_model.model(hidden.flatten(0, 1), und, gen, rope, self._attend)
+        out = self.model.language_model.model(hidden.flatten(0, 1), und, gen, rope, attend)
         v = self.model.velocity(out[gen]).float().view(sequences, self.patches, -1)
-        full = v[: self.ends[0]]
+        full = v[: used[0].last]
         results = [full]
-        for number in range(1, len(branches)):
+        for branch in used[1:]:
             other = full.clone()
-            other[self.members[number]] = v[self.ends[number - 1] : self.ends[number]]
+            other[branch.members] = v[branch.first : branch.last]
             results.append(other)
         return results
-
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [S*T, A, D], k and v [S*T, G, D] of the pictures' own tokens -> [S*T, A, D].
-
-        All tokens of a picture see the same keys, so the heads of a group are laid out as queries.
-        """
-        t, (groups, width) = self.tokens, k.shape[1:]
-        sequences, heads = q.shape[0] // t, q.shape[1]
-        keys, values = self.keys[layer][:sequences], self.values[layer][:sequences]
-        keys[:, :t] = k.view(sequences, t, groups, width)
-        values[:, :t] = v.view(sequences, t, groups, width)
-        query = q.to(keys.dtype).view(sequences, t, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
-        bias = None if self.bias is None else self.bias[:sequences]
-        found = scaled_dot_product_attention(
-            query.reshape(sequences, groups, -1, width),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=bias,
-        ).view(sequences, groups, heads // groups, t, width)
-        return found.permute(0, 3, 1, 2, 4).reshape(q.shape).to(q.dtype)
 
 
 def draw_latents(
@@ -241,7 +257,7 @@ def draw_latents(
 ) -> list[Tensor]:
     """Integrate `noise[i]` [N, P] in row i; -> latent patches [N, P] float32.
 
-    Pictures of one grid run together. For `watch` see `sample`, for the rest `draw`.
+    Pictures of one grid run together, as many as `DRAW_TOKENS` allows. For `watch` see `sample`, for the rest `draw`.
     """
     if not rows:
         return []
@@ -250,13 +266,17 @@ def draw_latents(
         groups.setdefault(grid, []).append(i)
     needed = max(len(settings.branches(t)) for t in settings.times()[:-1].tolist())
     found = contexts(session, rows, sees, branches=needed, keep_rope=keep_rope)
+    batches: list[tuple[tuple[int, int], list[int]]] = []
+    for grid, members in groups.items():
+        at_once = max(1, DRAW_TOKENS // (needed * (grid[0] * grid[1] + 2)))
+        batches += [(grid, members[a : a + at_once]) for a in range(0, len(members), at_once)]
     result: list[Tensor] = [torch.empty(0)] * len(rows)
-    for number, (grid, members) in enumerate(groups.items()):
+    for number, (grid, members) in enumerate(batches):
         denoiser = Denoiser(session, [c.only(members) for c in found], grid)
         start = torch.stack([noise[i] for i in members]).to(session.device, torch.float32)
         report = None
         if progress:
-            report = lambda step, steps, n=number: progress(n * steps + step, len(groups) * steps)  # noqa: E731
+            report = lambda step, steps, n=number: progress(n * steps + step, len(batches) * steps)  # noqa: E731
         for i, latent in zip(members, sample(denoiser, start, settings, report, watch), strict=True):
             result[i] = latent
     return result

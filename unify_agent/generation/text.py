@@ -110,7 +110,7 @@ class _Writer:
         self.starts = [session.lengths[row] for row in rows]
         self.held = list(range(len(rows)))
         self.cache = session.cache if rows == list(range(session.rows)) else session.cache.select(rows)
-        self.step = Step(self.cache, self.most)
+        self.step = Step(self.cache)
         device = session.device
         self.rope = torch.tensor([session.rope[row] for row in rows], device=device)
         self.limit = torch.tensor([len(p) + sampling.max_new for p in prefixes], device=device)
@@ -197,7 +197,7 @@ class _Writer:
         """Go on with the rows at places `alive`, which hold `slots` slots of the new segment."""
         self.held = [self.held[place] for place in alive]
         self.cache = self.cache.select(alive, [self.starts[number] + slots for number in self.held])
-        self.step = Step(self.cache, self.most - slots)
+        self.step = Step(self.cache)
         index = torch.tensor(alive, device=self.rope.device)
         self.rope, self.limit, self.forced = self.rope[index], self.limit[index], self.forced[index]
         self.begun = self.begun[index]

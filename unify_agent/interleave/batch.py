@@ -197,6 +197,7 @@ class _Packer:
         self.text_at += range(self.at, self.at + len(slots))
         self.rope += range(rope, rope + len(slots))
         self.at += len(slots)
+        self._then(segment)
 
     def _picture(self, segment: Picture, rope: int, name: str, index: int) -> None:
         grid = segment.grid
@@ -213,6 +214,12 @@ class _Packer:
         self.rope += [rope] * patches
         self.at += patches
         self._marker(self.rules.end_of_image, rope)
+        self._then(segment)
+
+    def _then(self, segment: Text | Picture) -> None:
+        """The end marker just written predicts the marker that comes next, where it is asked to."""
+        if segment.then is not None:
+            self.ce.append((self.at - 1, segment.then, 1.0, ROLES.index("text")))
 
     def _drawing(self, segment: Drawing, rope: int, name: str, index: int) -> None:
         grid = segment.grid

@@ -29,7 +29,8 @@ class Text:
 
     `loss`: every id and the end marker are trained. `role`: how the log names its loss. `name`: what a
     drawing's `sees` calls the whole segment. `spans`: named ranges of *slots* inside it, the opening marker
-    being slot 0 (the recaption, for instance).
+    being slot 0 (the recaption, for instance). `then`: an id that the end marker is trained to predict, the marker
+    of what comes next (BAGEL's special token loss, weight 1).
     """
 
     ids: tuple[int, ...]
@@ -37,6 +38,7 @@ class Text:
     role: str = "text"
     name: str | None = None
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    then: int | None = None
 
     @property
     def slots(self) -> int:
@@ -47,7 +49,7 @@ class Text:
 class Picture:
     """A picture as context: ViT patches (`vit`) or clean VAE latents (`vae`). `pixels`: uint8 [H, W, 3].
 
-    `name` and `block` are what a drawing's `sees` may call it.
+    `name` and `block` are what a drawing's `sees` may call it. `then`: as in `Text`.
     """
 
     pixels: PixelSource
@@ -55,6 +57,7 @@ class Picture:
     patch: int
     name: str | None = None
     block: str | None = None
+    then: int | None = None
 
     @property
     def grid(self) -> tuple[int, int]:

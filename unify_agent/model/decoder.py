@@ -17,7 +17,8 @@ from unify_agent.model.embeddings import apply_rope, rope_tables
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) in float32, back to x's dtype, and only then times the weight."""
+    """x / rms(x) in float32, back to x's dtype, and only then times the weight. What is not trained goes torch's own
+    way, with fewer calls: in decoding they are most of the time."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -25,7 +26,9 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight * _Normalise.apply(x, self.eps)
+        if torch.is_grad_enabled():
+            return self.weight * _Normalise.apply(x, self.eps)
+        return self.weight * F.rms_norm(x, x.shape[-1:], eps=self.eps)
 
 
 class _Normalise(torch.autograd.Function):
@@ -62,21 +65,32 @@ class _Permute(torch.autograd.Function):
 
 
 class Routing:
-    """The order of a pack's tokens by expert: first all `und` rows, then all `gen` rows."""
+    """The order of a pack's tokens by expert: first all `und` rows, then all `gen` rows.
+
+    `alone`: there are `und` rows only and nothing is trained, so rows keep their order and the other expert is left
+    out (in training it computes on no rows, for the sake of its gradients).
+    """
 
     def __init__(self, und: Tensor, gen: Tensor) -> None:
         self.und_rows = len(und)
+        self.alone = not len(gen) and not torch.is_grad_enabled()
+        if self.alone:
+            return
         self.sorted = torch.cat([und, gen])
         self.inverse = torch.empty_like(self.sorted)
         self.inverse[self.sorted] = torch.arange(len(self.sorted), device=und.device)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[L, ...] in the pack's order -> rows of `und`, rows of `gen`."""
+        if self.alone:
+            return x, x[:0]
         x = _Permute.apply(x, self.sorted, self.inverse)
         return x[: self.und_rows], x[self.und_rows :]
 
     def join(self, und: Tensor, gen: Tensor) -> Tensor:
         """The inverse of `split`."""
+        if self.alone:
+            return und
         return _Permute.apply(torch.cat([und, gen]), self.inverse, self.sorted)
 
 
@@ -113,12 +127,18 @@ class SelfAttention(nn.Module):
     def forward(
         self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor], attend: Attend
     ) -> tuple[Tensor, Tensor]:
-        both = zip(self._qkv(und, ""), self._qkv(gen, "_moe_gen"), strict=True)
-        q, k, v = (routing.join(a, b) for a, b in both)
+        if routing.alone:
+            q, k, v = self._qkv(und, "")
+        else:
+            both = zip(self._qkv(und, ""), self._qkv(gen, "_moe_gen"), strict=True)
+            q, k, v = (routing.join(a, b) for a, b in both)
         cos, sin = rope
         q = apply_rope(q, cos.to(q.dtype), sin.to(q.dtype)).to(v.dtype)
         k = apply_rope(k, cos.to(k.dtype), sin.to(k.dtype)).to(v.dtype)
-        und, gen = routing.split(attend(layer, q, k, v).flatten(1))
+        seen = attend(layer, q, k, v).flatten(1)
+        if routing.alone:
+            return self.o_proj(seen), gen
+        und, gen = routing.split(seen)
         return self.o_proj(und), self.o_proj_moe_gen(gen)
 
 
@@ -135,6 +155,10 @@ class Layer(nn.Module):
         self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor], attend: Attend
     ) -> tuple[Tensor, Tensor]:
         """und [U, H] and gen [L - U, H] -> the same after one layer."""
+        if routing.alone:
+            seen_und, _ = self.self_attn(layer, self.input_layernorm(und), gen, routing, rope, attend)
+            und = und + seen_und
+            return und + self.mlp(self.post_attention_layernorm(und)), gen
         seen_und, seen_gen = self.self_attn(
             layer, self.input_layernorm(und), self.input_layernorm_moe_gen(gen), routing, rope, attend
         )
@@ -167,4 +191,4 @@ class Decoder(nn.Module):
         a, b = routing.split(hidden)
         for number, layer in enumerate(self.layers):
             a, b = layer(number, a, b, routing, rope, attend)
-        return routing.join(self.norm(a), self.norm_moe_gen(b))
+        return self.norm(a) if routing.alone else routing.join(self.norm(a), self.norm_moe_gen(b))

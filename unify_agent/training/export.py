@@ -68,7 +68,7 @@ def provenance(run: Path, found: Checkpoint, config: Config, start: Start) -> di
         "steps": found.step,
         "weights": config.export.weights,
         "commit": found.meta.get("commit"),
-        "data": found.meta["data"]["fingerprint"],
+        "data": found.meta["data"]["index"],
         "tokenizer": start.grammar.fingerprint,
         "architecture": architecture_hash(start.shape),
         "metrics": metrics.totals(rows),
