@@ -18,7 +18,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ DEMO_SEARCH = Path("outputs/demo/world/search")
 LONGEST = 4000
 """Characters of the longest request that is taken."""
 SOME_NOT = 3
+RENORMS = ("global", "channel", "text_channel")
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,22 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--words", metavar="NAME|FILE", help="prompts: full, compact or a YAML file (default: model's)")
     made.add_argument("--out", type=Path, default=Path("outputs/infer"), help="results (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0, help="of noise and sampling (default: %(default)s)")
-    made.add_argument("--steps", type=int, help="points of time of the sampler")
-    made.add_argument("--size", type=size_of, metavar="N|HxW", help="of the picture, in pixels")
+    drawn = made.add_argument_group("drawing (defaults: the model's)")
+    drawn.add_argument("--steps", type=int, help="points of time of the sampler")
+    drawn.add_argument("--shift", type=float, help="of the times towards noise")
+    drawn.add_argument("--text-scale", type=float, help="guidance by the text; 1 is none")
+    drawn.add_argument("--image-scale", type=float, help="guidance by the references; 1 is none")
+    drawn.add_argument("--interval", type=float, nargs=2, metavar=("LO", "HI"), help="guidance where LO < t <= HI")
+    drawn.add_argument("--renorm", choices=RENORMS, help="how guided velocities are scaled back")
+    drawn.add_argument("--renorm-min", type=float, help="least factor of that")
+    drawn.add_argument("--history", action="store_true",
+                       help="draw from the whole history as training saw it (layout released: else a fresh context)")
+    written = made.add_argument_group("writing (default: the most likely token)")
+    written.add_argument("--temperature", type=float, help="of sampling; 0 takes the most likely token")
+    written.add_argument("--top-k", type=int, help="sample among so many tokens; 0: all")
+    written.add_argument("--top-p", type=float, help="sample among the fewest tokens that reach this probability")
+    written.add_argument("--max-new", type=int, help="tokens of the longest reply")
+    drawn.add_argument("--size", type=size_of, metavar="N|HxW", help="of the picture, in pixels")
     made.add_argument("--device-map", choices=("auto", "none"), default="none",
                       help="auto: over all cards and host memory there are; none: the first card, or the CPU (default)")
     made.add_argument("--dtype", choices=("bf16", "fp32"), help="of the weights (default: bf16 on a card, else fp32)")
@@ -179,9 +194,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     policy, words = load_policy(
         model, prompts=args.words, size=args.size, steps=args.steps,
-        dtype=args.dtype, spread=args.device_map == "auto", quant=args.quant,
+        dtype=args.dtype, spread=args.device_map == "auto", quant=args.quant, shift=args.shift,
+        text_scale=args.text_scale, image_scale=args.image_scale, renorm=args.renorm, renorm_min=args.renorm_min,
+        interval=args.interval and tuple(args.interval),
     )  # fmt: skip
-    return draw_all(requests, policy, words, search, args.out, args.seed, args.batch, console)
+    given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "max_new")}
+    policy.sampling = replace(policy.sampling, **{name: value for name, value in given.items() if value is not None})
+    return draw_all(requests, policy, words, search, args, console)
 
 
 def _demo(path: Path, option: str, what: str, console: Console) -> Path:
@@ -196,24 +215,30 @@ def draw_all(
     policy: UnifiedPolicy,
     words: Prompts,
     search: Any,
-    out: Path,
-    seed: int,
-    batch: int,
+    args: argparse.Namespace,
     console: Console,
 ) -> int:
-    """Runs what is not finished yet, a batch at a time, each item written as soon as its batch is drawn."""
+    """Runs what is not finished yet, a batch at a time, each item written as soon as its batch is drawn.
+
+    Of `args` it takes out, seed, batch and history.
+    """
     from unify_agent.agent.loop import Loop
     from unify_agent.agent.pixeljudge import PixelJudge
     from unify_agent.agent.record import Recorder
+    from unify_agent.generation.progress import steps_in
 
+    out, seed, batch = args.out, args.seed, args.batch
     recorder = Recorder(out, policy.name)
     settings = {"seed": seed} | {key: value for key, value in policy.described().items() if key != "model"}
+    if args.history:
+        settings["drawn_from"] = "history"
     waiting = [r for r in requests if not recorder.finished(r.category, r.id, r.prompt, settings)]
     if len(waiting) < len(requests):
         console.print(f"{len(requests) - len(waiting)} of {len(requests)} were done before")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("starting", total=len(waiting))
+        policy.on_step = steps_in(progress)
 
         def told(episode: Episode, what: str) -> None:
             if what == "reply":
@@ -223,7 +248,7 @@ def draw_all(
 
         loop = Loop(policy, search, PixelJudge(), words, on_event=told)
         for start in range(0, len(waiting), batch):
-            group = [episode_of(request, seed) for request in waiting[start : start + batch]]
+            group = [episode_of(request, seed, args.history) for request in waiting[start : start + batch]]
             loop.run(group)
             for number, episode in enumerate(group, start + 1):
                 path = recorder.write(episode)
@@ -240,13 +265,14 @@ def draw_all(
     return 0 if set(counts) == {"ok"} else SOME_NOT
 
 
-def episode_of(request: Request, seed: int) -> Episode:
+def episode_of(request: Request, seed: int, history: bool = False) -> Episode:
     """The loop's view of a request."""
-    from unify_agent.agent.episode import Episode
+    from unify_agent.agent.episode import AgentOptions, Episode
 
     return Episode(
         id=request.id, request=request.prompt, language=request.language, name=request.name,
         category=request.category, country=request.country, seed=seed,
+        options=AgentOptions(history=True if history else None),
     )  # fmt: skip
 
 

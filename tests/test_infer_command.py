@@ -10,6 +10,7 @@ from test_search_index import small_index
 
 import infer
 from unify_agent import errors
+from unify_agent.agent.record import png_metadata
 from unify_agent.datasets.trajectory import parse_trajectories
 from unify_agent.errors import UserError
 from unify_agent.generation.session import Session
@@ -78,6 +79,24 @@ def test_the_same_command_again_repeats_nothing_and_other_settings_do(place, tmp
     assert (picture.stat().st_mtime_ns, picture.read_bytes()) == before
     assert infer.main([*command, "--seed", "9"]) == 0
     assert picture.read_bytes() != before[1]
+
+
+def test_settings_reach_the_picture_and_its_file(place, tmp_path, spoken):
+    given = ["--shift", "2", "--text-scale", "3", "--image-scale", "1.5", "--interval", "0.2", "0.9"]
+    written = ["--renorm", "global", "--renorm-min", "0.1", "--history", "--temperature", "0.5", "--top-k", "5", "--top-p", "0.8"]
+    infer.main(arguments(place, tmp_path, "--prompt", "Draw Velmora.", *given, *written))
+    found = png_metadata(next((tmp_path / "out").rglob("*_0.png")))
+    asked = {
+        "shift": 2.0, "text_scale": 3.0, "image_scale": 1.5, "interval": [0.2, 0.9], "renorm": "global",
+        "renorm_min": 0.1, "drawn_from": "history", "temperature": 0.5, "top_k": 5, "top_p": 0.8,
+    }  # fmt: skip
+    assert {key: found[key] for key in asked} == asked
+
+
+@pytest.mark.parametrize(("option", "value"), [("--top-p", "0"), ("--renorm-min", "2"), ("--temperature", "-1")])
+def test_settings_out_of_range_are_one_line(place, tmp_path, option, value):
+    with pytest.raises(UserError, match=option[2:].replace("-", "_")):
+        infer.main(arguments(place, tmp_path, "--prompt", "Draw Velmora.", option, value))
 
 
 def test_a_model_that_says_nothing_useful_leaves_partial_items_and_exit_code_3(place, tmp_path):

@@ -257,5 +257,7 @@ class UnifiedPolicy:
         settings = asdict(self.settings) | {"interval": list(self.settings.interval)}
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         return {
-            "height": height, "width": width, **settings, "dtype": dtype, "layout": self.preset, **self.provenance,
+            "height": height, "width": width, **settings, "dtype": dtype, "layout": self.preset,
+            "temperature": self.sampling.temperature, "top_k": self.sampling.top_k, "top_p": self.sampling.top_p,
+            **self.provenance,
         }  # fmt: skip
