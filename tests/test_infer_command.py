@@ -83,7 +83,8 @@ def test_the_same_command_again_repeats_nothing_and_other_settings_do(place, tmp
 
 def test_settings_reach_the_picture_and_its_file(place, tmp_path, spoken):
     given = ["--shift", "2", "--text-scale", "3", "--image-scale", "1.5", "--interval", "0.2", "0.9"]
-    written = ["--renorm", "global", "--renorm-min", "0.1", "--history", "--temperature", "0.5", "--top-k", "5", "--top-p", "0.8"]
+    written = ["--renorm", "global", "--renorm-min", "0.1", "--history"]
+    written += ["--temperature", "0.5", "--top-k", "5", "--top-p", "0.8"]
     infer.main(arguments(place, tmp_path, "--prompt", "Draw Velmora.", *given, *written))
     found = png_metadata(next((tmp_path / "out").rglob("*_0.png")))
     asked = {
