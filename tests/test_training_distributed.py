@@ -40,12 +40,15 @@ def runs(tmp_path_factory):
 
     fit(compose(settings("one")))
     uneven(compose(settings("uneven_one")))
+    tuned = ("model.init=pretrained", f"model.path={folder / 'one' / 'final'}")
+    uneven(compose(settings("tuned_one", *tuned)))
     torchrun(
         [
             settings("replicas", "parallel.shard=1"),
             settings("shards", "parallel.shard=2", steps=2),
             ["uneven", *settings("uneven_shards", "parallel.shard=2")],
             ["uneven", *settings("uneven_replicas", "parallel.shard=1")],
+            ["uneven", *settings("tuned_shards", "parallel.shard=2", *tuned)],
         ]
     )
     for name in ("shards", "replicas"):  # two ranks wrote the checkpoint, one process reads it
@@ -54,8 +57,8 @@ def runs(tmp_path_factory):
         export_run(folder / name, folder / name / "again", config, start(config))
     fit(compose(settings("shards")))
     rows = {"folder": folder} | {name: read(folder / name / "metrics.jsonl") for name in ("one", "replicas", "shards")}
-    for name in ("one", "shards", "replicas"):
-        rows[f"uneven_{name}"] = json.loads((folder / f"uneven_{name}" / "row.json").read_text())
+    for name in ("uneven_one", "uneven_shards", "uneven_replicas", "tuned_one", "tuned_shards"):
+        rows[name] = json.loads((folder / name / "row.json").read_text())
     return rows
 
 
@@ -82,3 +85,9 @@ def test_one_process_exports_what_two_ranks_have_trained(runs, name):
 def test_a_rank_with_text_only_trains_together_with_one_that_has_pictures_only(runs, name):
     for key in ("loss", "grad_norm", "weights"):
         assert runs[f"uneven_{name}"][key] == pytest.approx(runs["uneven_one"][key], rel=1e-5)
+
+
+def test_stored_weights_that_each_rank_reads_a_shard_of_train_as_in_one_process(runs):
+    for key in ("loss", "grad_norm", "weights"):
+        assert runs["tuned_shards"][key] == pytest.approx(runs["tuned_one"][key], rel=1e-5)
+    assert runs["tuned_one"]["loss"] != pytest.approx(runs["uneven_one"]["loss"], rel=1e-6)  # other weights than random
