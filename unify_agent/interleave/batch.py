@@ -103,19 +103,21 @@ class PackedBatch:
 
 def pixel_values(levels: Tensor) -> Tensor:
     """uint8 levels -> float32 in [-1, 1] (mean and std 0.5, as in BAGEL). Numbers that are floats already stay."""
-    if levels.is_floating_point():
-        return levels
-    return (levels.to(torch.float32) / 255 - 0.5) / 0.5
+    return levels if levels.is_floating_point() else _scaled(levels)
 
 
 def picture_values(pixels: Tensor) -> Tensor:
     """uint8 [H, W, 3] -> float32 [3, H, W] in [-1, 1]. A picture [3, H, W] of floats stays."""
-    return pixels if pixels.is_floating_point() else pixel_values(pixels.permute(2, 0, 1)).contiguous()
+    return pixels if pixels.is_floating_point() else _scaled(pixels.permute(2, 0, 1)).contiguous()
 
 
 def normalise(pixels: np.ndarray) -> Tensor:
-    """uint8 [H, W, 3] -> float32 [3, H, W] in [-1, 1]."""
-    return picture_values(torch.from_numpy(np.require(pixels, requirements="CW")))
+    """Levels [H, W, 3] of any type -> float32 [3, H, W] in [-1, 1]."""
+    return _scaled(torch.from_numpy(np.require(pixels, requirements="CW")).permute(2, 0, 1)).contiguous()
+
+
+def _scaled(levels: Tensor) -> Tensor:
+    return (levels.to(torch.float32) / 255 - 0.5) / 0.5
 
 
 def patchify(image: Tensor, patch: int) -> Tensor:
