@@ -7,7 +7,7 @@ import pytest
 
 from data.openmoji import copying
 from data.openmoji.entities import load_entities
-from data.openmoji.pretrain import Pictures, PretrainSource
+from data.openmoji.pretrain import COPIES, Pictures, PretrainSource
 from unify_agent.datasets.sources import SourceContext
 from unify_agent.errors import UserError
 from unify_agent.interleave.grammar import TAGS, Grammar
@@ -59,7 +59,7 @@ def test_a_drawing_sees_the_recaption_and_the_references_only(world, grammar):
         segments = source.document(index, np.random.default_rng(index)).segments
         drawing, text = segments[-1], segments[-2]
         pictures = [s for s in segments if isinstance(s, Picture)]
-        assert isinstance(drawing, Drawing) and drawing.copies == 4
+        assert isinstance(drawing, Drawing) and drawing.copies == COPIES["reference"]
         assert drawing.sees == ("recaption", *(p.name for p in pictures))
         assert {p.block for p in pictures} == {REFERENCES} and len(pictures) in (2, 4)
         start, stop = text.spans["recaption"]

@@ -76,8 +76,9 @@ def provenance(run: Path, found: Checkpoint, config: Config, start: Start) -> di
 
 
 def architecture_hash(config: BagelConfig) -> str:
-    """Identifies every size of a model; not its weights, nor the measured scale and shift of its latents."""
+    """Identifies every size of a model; not its weights, the shift of its timesteps or the measured scale of its latents."""
     sizes = asdict(config)
+    del sizes["timestep_shift"]
     for measured in ("scale_factor", "shift_factor"):
         del sizes["vae"][measured]
     return digest(json.dumps(sizes, sort_keys=True))[:16]
