@@ -76,7 +76,7 @@ def provenance(run: Path, found: Checkpoint, config: Config, start: Start) -> di
 
 
 def architecture_hash(config: BagelConfig) -> str:
-    """Identifies every size of a model; not its weights, the shift of its timesteps or the measured scale of its latents."""
+    """Identifies every size of a model; not its weights, its timestep shift or the measured scale of its latents."""
     sizes = asdict(config)
     del sizes["timestep_shift"]
     for measured in ("scale_factor", "shift_factor"):
