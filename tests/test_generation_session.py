@@ -39,8 +39,10 @@ def picture(seed: int, height: int = 40, width: int = 52) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+@pytest.mark.parametrize("block", [1, cache.BLOCK])
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_rows_decode_together_as_they_do_alone(temperature: float) -> None:
+def test_rows_decode_together_as_they_do_alone(temperature: float, block: int, monkeypatch) -> None:
+    monkeypatch.setattr(cache, "BLOCK", block)
     sampling = Sampling(max_new=24, temperature=temperature, top_k=50, top_p=0.95, stop_ids=STOPS)
     ids, seeds = prompts(7), [11, 12, 13, 14, 15, 16, 17]
     together = session(7)

@@ -167,10 +167,10 @@ class _Writer:
             if not alive:
                 break
             if 2 * len(alive) <= len(self.held):
-                self._settle(written)
+                self._settle(written, [place for place in range(len(self.held)) if place not in alive])
                 token = token[torch.tensor(alive, device=token.device)]
                 self._keep(alive, index + 1)
-        self._settle(written)
+        self._settle(written, range(len(self.held)))
         return [tuple(each) for each in written], stopped
 
     def _feed(self, token: Tensor, index: int) -> Tensor:
@@ -185,13 +185,14 @@ class _Writer:
             return logits.argmax(-1)
         return draw_token(logits, self.sampling, self.draws[:, index])
 
-    def _settle(self, written: list[list[int]]) -> None:
-        """Give the session what the batch's rows hold; those that still write are settled again later."""
-        for place, number in enumerate(self.held):
+    def _settle(self, written: list[list[int]], places: Sequence[int]) -> None:
+        """Give the session what the rows at `places`, which have ended, hold."""
+        numbers = [self.held[place] for place in places]
+        for place, number in zip(places, numbers, strict=True):
             self.cache.lengths[place] = self.starts[number] + len(written[number]) + 2
         if self.cache is not self.session.cache:
-            targets, starts = [self.rows[n] for n in self.held], [self.starts[n] for n in self.held]
-            self.session.cache.put(targets, self.cache, range(len(self.held)), starts)
+            targets, starts = [self.rows[n] for n in numbers], [self.starts[n] for n in numbers]
+            self.session.cache.put(targets, self.cache, places, starts)
 
     def _keep(self, alive: list[int], slots: int) -> None:
         """Go on with the rows at places `alive`, which hold `slots` slots of the new segment."""
