@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from unify_agent.agent.placement import DTYPES
 from unify_agent.model.folder import ModelFolder
-from unify_agent.model.loading import load_model
+from unify_agent.model.loading import DTYPES, load_model
 
 
 def anonymous() -> int:

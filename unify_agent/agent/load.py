@@ -17,6 +17,7 @@ from unify_agent.files import digest
 from unify_agent.generation.sampler import SamplerSettings
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.layout import Pixels
+from unify_agent.model.loading import DTYPES
 from unify_agent.model.weights import ModelFolder, Weights
 
 COMPACT_SETTINGS = SamplerSettings(steps=25, shift=3.0, text_scale=1.0, image_scale=1.0)
@@ -49,7 +50,7 @@ def load_policy(
     placement.check_quant(quant)
     folder = ModelFolder(source)
     home = torch.device(device) if device else placement.home_device()
-    kind = placement.DTYPES[dtype] if dtype else placement.default_dtype(home)
+    kind = DTYPES[dtype] if dtype else placement.default_dtype(home)
     weights, grammar, transforms = Weights(folder), folder.grammar(), folder.transforms
     if grammar.size > folder.config.llm.vocab_size:
         raise UserError(

@@ -22,7 +22,6 @@ from unify_agent.model.bagel import Bagel
 from unify_agent.model.decoder import Layer
 from unify_agent.model.loading import Weights, on_meta
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LAYERS = "language_model.model.layers"
 ROOM = 0.25
 """Share of home's free memory that is left to the cache and to what a forward computes."""

@@ -18,9 +18,8 @@ import numpy as np
 from PIL import Image
 
 from unify_agent.datasets.index import Entry, Measured
-from unify_agent.datasets.indexed import CHANGED, IndexedSource, Opener, measured, shapes_only
-from unify_agent.datasets.records import MAX_REFERENCES, is_file_name, lay_out_record, records_in
-from unify_agent.datasets.sources import SourceContext
+from unify_agent.datasets.indexed import CHANGED, Opener, measured, shapes_only
+from unify_agent.datasets.records import MAX_REFERENCES, RecordSource, is_file_name, records_in
 from unify_agent.datasets.trajectory import Trajectory
 from unify_agent.errors import UserError
 from unify_agent.interleave.layout import Pixels
@@ -31,22 +30,11 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tiff", ".jfif")
 PARTS = ("traj", "intermediate", "images")
 
 
-class TrajectorySource(IndexedSource):
-    """`path`: ROOT. `request_share`: share of pictures drawn from the request instead of the recaption.
+class TrajectorySource(RecordSource):
+    """`path`: ROOT; the options are `RecordSource`'s."""
 
-    `strict`: turns whose tags are not well-formed are not trained on.
-    """
-
-    def __init__(
-        self,
-        context: SourceContext,
-        path: Path | str,
-        *,
-        request_share: float = 0.0,
-        strict: bool = True,
-        name: str | None = None,
-    ) -> None:
-        path = Path(path)
+    @staticmethod
+    def find(path: Path) -> list[str]:
         if not path.exists():
             raise UserError(f"{path}: no such folder of trajectories")
         files = find_trajectories(path)
@@ -55,9 +43,7 @@ class TrajectorySource(IndexedSource):
                 f"{path}: no trajectories here; expected CATEGORY/traj/*_trajectory.json, "
                 f"or one JSON file of records"
             )
-        self.request_share, self.strict = request_share, strict
-        root = path if path.is_dir() else path.parent
-        super().__init__(context, path, root, files, name or path.resolve().stem, f"{request_share} {strict}")
+        return files
 
     def record(self, index: int) -> Trajectory:
         """The record of a sample. Raises `Unusable`."""
@@ -73,7 +59,7 @@ class TrajectorySource(IndexedSource):
     def build(self, index: int, opener: Opener, pixels: Pixels, rng: np.random.Generator | None) -> Document:
         file, entry = self.samples[index]
         record = self.record(index)
-        from_request = rng is not None and bool(rng.random() < self.request_share)
+        from_request = self._chance(rng)
         names = pictures_of(self.root, folder_of(file), record.ip_index)
         return self._document(entry.id, record, names, opener, pixels, from_request)
 
@@ -84,16 +70,7 @@ class TrajectorySource(IndexedSource):
         try:
             for each in names:
                 pictures.append(opener(self.root / each))
-            return lay_out_record(
-                name,
-                record,
-                pictures[:-1],
-                pictures[-1],
-                self.context,
-                pixels,
-                from_request=from_request,
-                strict=self.strict,
-            )
+            return self._laid_out(name, record, pictures, pixels, from_request)
         finally:
             for picture in pictures:
                 picture.close()

@@ -14,7 +14,7 @@ reads row groups of about a mebibyte in any order, without the copy of everythin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,9 +26,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from unify_agent.datasets.index import Entry, Measured
-from unify_agent.datasets.indexed import CHANGED, IndexedSource, Opener, measured, shapes_only
-from unify_agent.datasets.records import is_file_name, lay_out_record, read_record, records_in
-from unify_agent.datasets.sources import SourceContext
+from unify_agent.datasets.indexed import CHANGED, Opener, measured, shapes_only
+from unify_agent.datasets.records import RecordSource, is_file_name, read_record, records_in
 from unify_agent.datasets.trajectory import Trajectory
 from unify_agent.errors import UserError
 from unify_agent.files import read_json
@@ -44,28 +43,15 @@ LIGHT = ["id", "record", "sizes", "references.list.element.path", "target.path"]
 """What its length is measured from."""
 
 
-class PackedTrajectorySource(IndexedSource):
-    """Trajectories that `python -m data pack` wrote. `path`: its folder, or one shard.
+class PackedTrajectorySource(RecordSource):
+    """Trajectories that `python -m data pack` wrote. `path`: its folder, or one shard; the options are
+    `RecordSource`'s."""
 
-    Options as `TrajectorySource`.
-    """
-
-    def __init__(
-        self,
-        context: SourceContext,
-        path: Path | str,
-        *,
-        request_share: float = 0.0,
-        strict: bool = True,
-        name: str | None = None,
-    ) -> None:
-        path = Path(path)
+    @staticmethod
+    def find(path: Path) -> list[str]:
         if not path.exists():
             raise UserError(f"{path}: no such folder or file of packed trajectories")
-        files = shards(path)["trajectories"] if path.is_dir() else [path.name]
-        self.request_share, self.strict = request_share, strict
-        root = path if path.is_dir() else path.parent
-        super().__init__(context, path, root, files, name or path.resolve().stem, f"{request_share} {strict}")
+        return shards(path)["trajectories"] if path.is_dir() else [path.name]
 
     def record(self, index: int) -> Trajectory:
         """The record of a sample. Raises `Unusable`."""
@@ -77,8 +63,7 @@ class PackedTrajectorySource(IndexedSource):
         row = read_row(self.root / file, entry.record, tuple(COLUMNS))
         if row["id"] != entry.id:
             raise Unusable(CHANGED, entry.id)
-        from_request = rng is not None and bool(rng.random() < self.request_share)
-        return self._document(entry.id, row, opener, pixels, from_request)
+        return self._document(entry.id, row, opener, pixels, self._chance(rng))
 
     def _document(
         self, name: str, row: dict[str, Any], opener: Opener, pixels: Pixels, from_request: bool = False
@@ -87,20 +72,6 @@ class PackedTrajectorySource(IndexedSource):
         stored = [*row["references"], _target(row, name)]
         pictures = [opener(each["bytes"], each["path"]) for each in stored]
         return self._laid_out(name, record, pictures, pixels, from_request)
-
-    def _laid_out(
-        self, name: str, record: Trajectory, pictures: Sequence[Image.Image], pixels: Pixels, from_request: bool
-    ) -> Document:
-        return lay_out_record(
-            name,
-            record,
-            pictures[:-1],
-            pictures[-1],
-            self.context,
-            pixels,
-            from_request=from_request,
-            strict=self.strict,
-        )
 
     def _measure(self, file: str) -> Measured:
         path, entries = self.root / file, []

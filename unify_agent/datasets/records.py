@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from pydantic import ValidationError
 
+from unify_agent.datasets.indexed import IndexedSource
 from unify_agent.datasets.sources import SourceContext
 from unify_agent.datasets.trajectory import Trajectory, Turn
 from unify_agent.interleave.grammar import misplaced_tag, unsafe_in_user
@@ -99,6 +103,46 @@ def lay_out_record(
         context="request" if from_request else "recaption",
         copies=context.copies,
     )
+
+
+class RecordSource(IndexedSource):
+    """Trajectories below `path`. `request_share`: share of pictures drawn from the request instead of the recaption.
+
+    `strict`: turns whose tags are not well-formed are not trained on.
+    """
+
+    def __init__(
+        self,
+        context: SourceContext,
+        path: Path | str,
+        *,
+        request_share: float = 0.0,
+        strict: bool = True,
+        name: str | None = None,
+    ) -> None:
+        path = Path(path)
+        files = self.find(path)
+        self.request_share, self.strict = request_share, strict
+        root = path if path.is_dir() else path.parent
+        super().__init__(context, path, root, files, name or path.resolve().stem, f"{request_share} {strict}")
+
+    @staticmethod
+    @abstractmethod
+    def find(path: Path) -> list[str]:
+        """The files of records, below `path` or its folder. Raises UserError when there is none."""
+
+    def _chance(self, rng: np.random.Generator | None) -> bool:
+        """Whether this time the picture is drawn from the request."""
+        return rng is not None and bool(rng.random() < self.request_share)
+
+    def _laid_out(
+        self, name: str, record: Trajectory, pictures: Sequence[Image.Image], pixels: Pixels, from_request: bool
+    ) -> Document:
+        """`pictures`: the references, then the target."""
+        *references, target = pictures
+        return lay_out_record(
+            name, record, references, target, self.context, pixels, from_request=from_request, strict=self.strict
+        )
 
 
 def is_unicode(text: str) -> bool:

@@ -25,6 +25,8 @@ ROUND = 64
 """A vocabulary table that grows gets a multiple of this many rows."""
 Part = Callable[[Tensor], tuple[Tensor, slice]]
 """A parameter -> the tensor to be filled, and which rows of the whole it is."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""What weights may be kept in, by the names that commands and configurations use."""
 
 
 def on_meta(config: BagelConfig) -> Bagel:

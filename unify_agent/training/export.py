@@ -13,22 +13,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from unify_agent.errors import UserError
 from unify_agent.files import digest
 from unify_agent.interleave.transforms import Transform
 from unify_agent.model.config import BagelConfig
-from unify_agent.model.loading import shapes
+from unify_agent.model.loading import DTYPES, shapes
 from unify_agent.model.tensors import WeightsError
 from unify_agent.model.weights import Description, write_folder
 from unify_agent.training import checkpoint, metrics
 from unify_agent.training.assembly import Start
 from unify_agent.training.checkpoint import Checkpoint
 from unify_agent.training.config import Config, TransformConfig
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def export_run(run: Path, out: Path, config: Config, start: Start) -> Path:
