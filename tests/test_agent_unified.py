@@ -16,7 +16,7 @@ from unify_agent.agent.record import png, png_metadata, to_trajectory
 from unify_agent.agent.unified import UnifiedPolicy
 from unify_agent.agent.wording import load_prompts
 from unify_agent.generation.drawing import Denoiser, contexts
-from unify_agent.generation.sampler import SamplerSettings
+from unify_agent.generation.sampler import BRANCHES, SamplerSettings
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.batch import PackRules, pack
@@ -146,7 +146,7 @@ def test_the_history_gives_the_velocity_of_training_and_a_fresh_context_another_
 
     def velocity(prepare):
         session, rows, sees = prepare([episode])
-        found = contexts(session, rows, sees, branches=1, keep_rope=preset == "paper")
+        found = contexts(session, rows, sees, branches=BRANCHES[:1], keep_rope=preset == "paper")
         return Denoiser(session, found, (2, 3))(x[None], t[-1].item(), ("full",))[0][0]
 
     assert torch.allclose(velocity(made._from_history), expected, atol=1e-4, rtol=1e-4)

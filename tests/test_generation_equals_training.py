@@ -128,7 +128,7 @@ class Replay:
             visible = {slot for a, b in span.sees for slot in range(a, b)}
             sees = [(i, i + 1) for i, slot in enumerate(self.kept[row]) if slot in visible]
         denoiser = Denoiser(
-            self.session, contexts(self.session, [row], [sees], branches=1, keep_rope=True), drawing.grid
+            self.session, contexts(self.session, [row], [sees], branches=BRANCHES[:1], keep_rope=True), drawing.grid
         )
         size = drawing.slots // drawing.copies
         for first in range(self.next[row], self.next[row] + drawing.slots, size):
@@ -238,7 +238,7 @@ def test_guidance_compares_with_what_condition_dropout_trains(preset: Preset, se
     def branch(number: int, alike: Document, keep_rope: bool) -> float:
         """Relative distance of a branch from the training forward of `alike`."""
         _, x, t, expected = trained(alike, words)
-        found = contexts(session, [0], [sees[0]], branches=3, keep_rope=keep_rope)
+        found = contexts(session, [0], [sees[0]], branches=BRANCHES, keep_rope=keep_rope)
         velocity = Denoiser(session, found, drawing.grid)(x[None], t.item(), BRANCHES)[number][0]
         return ((velocity - expected).norm() / expected.norm()).item()
 

@@ -10,7 +10,7 @@ from golden_model import golden
 from PIL import Image
 
 from unify_agent.generation.drawing import Denoiser, contexts, decode_latents, draw_latents
-from unify_agent.generation.sampler import SamplerSettings
+from unify_agent.generation.sampler import BRANCHES, SamplerSettings
 from unify_agent.generation.session import Latents, Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.batch import normalise
@@ -131,7 +131,7 @@ def test_the_picture_enters_as_the_reference_one_does() -> None:
 
 def test_the_three_contexts_of_guidance_are_the_reference_ones() -> None:
     session, case = drawn_session(), golden("infer_image")
-    found = contexts(session, [0], [None], branches=3, keep_rope=False)
+    found = contexts(session, [0], [None], branches=BRANCHES, keep_rope=False)
     assert [c.rope for c in found] == [[13], [2], [11]]
     for context, name in zip(found, ("gen", "cfg_text", "cfg_img"), strict=True):
         ((a, b),) = context.ranges[0]
@@ -141,7 +141,7 @@ def test_the_three_contexts_of_guidance_are_the_reference_ones() -> None:
 
 def test_the_branches_of_a_step_have_the_reference_velocities() -> None:
     session, case = drawn_session(), golden("infer_image")
-    denoiser = Denoiser(session, contexts(session, [0], [None], branches=3, keep_rope=False), (2, 3))
+    denoiser = Denoiser(session, contexts(session, [0], [None], branches=BRANCHES, keep_rope=False), (2, 3))
     found = denoiser(case["in.init_noise"][None], 1.0, ("full", "text", "image"))
     for v, name in zip(found, ("v_cond", "v_cfg_text", "v_cfg_img"), strict=True):
         assert off(v[0], case[f"out.first_step.{name}"]) < 1e-5

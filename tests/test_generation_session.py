@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from unify_agent.errors import UserError
 from unify_agent.generation import cache, drawing
 from unify_agent.generation.drawing import contexts
-from unify_agent.generation.sampler import SamplerSettings, guide
+from unify_agent.generation.sampler import BRANCHES, SamplerSettings, guide
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling, _Writer, draw_token
 from unify_agent.interleave.layout import Pixels
@@ -216,7 +216,7 @@ def test_the_same_seed_draws_the_same_picture_in_any_batch(tokens: int, monkeypa
 
 def test_guidance_hides_the_text_or_computes_it_anew_without_the_pictures() -> None:
     made, sees = drawn_rows([[1, 2], [], [3]])
-    full, text, image = contexts(made, range(3), sees, branches=3, keep_rope=True)
+    full, text, image = contexts(made, range(3), sees, branches=BRANCHES, keep_rope=True)
     assert (full.members, text.members, image.members) == ([0, 1, 2], [0, 1, 2], [0, 2])
     assert text.ranges[0] == [(sees[0][0][0], sees[0][3][1])]
     assert text.ranges[1] == []
@@ -247,6 +247,8 @@ def test_a_branch_is_computed_only_where_it_is_needed(monkeypatch) -> None:
     assert counted() == [5, 5, 5]
     assert counted(image_scale=1.0) == [4, 4, 4]
     assert counted(text_scale=1.0) == [2, 2, 2]
+    assert counted(text_scale=None) == [3, 3, 3]
+    assert counted(text_scale=None, image_scale=1.0) == [2, 2, 2]
     assert counted(interval=(0.5, 0.9)) == [2, 5, 2]
 
 
@@ -261,7 +263,7 @@ def test_a_branch_without_pictures_is_left_out_where_it_equals_the_full_one() ->
         ([(0, 5), after], True, [0]),
         (None, True, [0]),
     ):
-        assert contexts(made, [0], [sees], branches=3, keep_rope=keep_rope)[2].members == members
+        assert contexts(made, [0], [sees], branches=BRANCHES, keep_rope=keep_rope)[2].members == members
 
 
 def test_pictures_of_different_sizes_never_share_a_vae_batch(monkeypatch) -> None:
@@ -286,6 +288,14 @@ def test_a_guided_picture_depends_on_itself_alone() -> None:
         together = guide(full, text, image, settings)
         alone = [guide(f[None], t[None], i[None], settings)[0] for f, t, i in zip(full, text, image, strict=True)]
         torch.testing.assert_close(together, torch.stack(alone))
+
+
+def test_guidance_by_pictures_alone_moves_away_from_what_is_drawn_without_them() -> None:
+    full, image = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[0.0, 1.0]]])
+    settings = SamplerSettings(text_scale=None, image_scale=2.5, renorm="text_channel")
+    torch.testing.assert_close(guide(full, None, image, settings), torch.tensor([[[2.5, 3.5]]]))
+    short = guide(full, None, image, SamplerSettings(text_scale=None, image_scale=2.5, renorm="global"))
+    torch.testing.assert_close(short.norm(), full.norm())
 
 
 def test_progress_counts_all_steps_of_all_sizes() -> None:

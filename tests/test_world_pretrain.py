@@ -12,7 +12,7 @@ from unify_agent.datasets.sources import SourceContext
 from unify_agent.errors import UserError
 from unify_agent.interleave.grammar import TAGS, Grammar
 from unify_agent.interleave.layout import REFERENCES, Pixels
-from unify_agent.interleave.segments import Drawing, Picture, Text
+from unify_agent.interleave.segments import Drawing, Gap, Picture, Text
 from unify_agent.interleave.transforms import Transform
 
 PIXELS = Pixels(Transform(64, 64, 16), Transform(56, 56, 14))
@@ -66,6 +66,15 @@ def test_a_drawing_sees_the_recaption_and_the_references_only(world, grammar):
         said = grammar.decode(text.ids[start - 1 : stop - 1])
         assert said.startswith("<recaption>\n") and said.endswith("\n</recaption>")
         assert ("image_2" in said) == (len(pictures) == 4)
+
+
+def test_hidden_references_leave_their_rope_ids_and_nothing_else(world, grammar):
+    shown, hidden = (_source(world, grammar, shares={"reference": 1.0}, hidden=chance) for chance in (0.0, 1.0))
+    for index in range(20):
+        with_them, without = (s.document(index, np.random.default_rng(index)).segments for s in (shown, hidden))
+        kinds = [Gap if isinstance(each, Picture) else type(each) for each in with_them]
+        assert [type(each) for each in without] == kinds and Gap in kinds
+        assert without[-2] == with_them[-2] and without[-1].sees == ("recaption",)
 
 
 def test_there_is_no_agent_trajectory_in_it(world, grammar):

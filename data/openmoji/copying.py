@@ -18,6 +18,7 @@ from data.openmoji.categories import CATEGORIES
 from data.openmoji.entities import Entity, coin_chinese, coin_english
 from data.openmoji.pictures import COLOURS
 from data.openmoji.scenes import Scene
+from data.openmoji.teacher import THOUGHTS
 from data.openmoji.words import document, recaption, request
 
 LEADS = {
@@ -41,19 +42,29 @@ def _syllable(rng: np.random.Generator) -> str:
 
 
 def invent(language: str, rng: np.random.Generator) -> str:
-    """A name that nothing has: one to four words, or one to six characters, half of them rare ones."""
+    """A name that nothing has: one to four words, or one to six characters, half of them rare ones.
+
+    One in eight says a character, a syllable or a word twice, as real names do.
+    """
+    twice = rng.random() < 0.125
     if language == "zh":
         if rng.random() < 0.4:
-            return coin_chinese(rng)
-        size = int(rng.integers(1, 7))
-        return "".join(chr(int(c)) for c in rng.integers(0x4E00, 0x9FA0, size=size))
+            name = coin_chinese(rng)
+        else:
+            size = int(rng.integers(1, 7))
+            name = "".join(chr(int(c)) for c in rng.integers(0x4E00, 0x9FA0, size=size))
+        at = int(rng.integers(len(name)))
+        return name[:at] + name[at] + name[at:] if twice else name
     if rng.random() < 0.3:
         return coin_english(rng)
     words = []
     for _ in range(1 + int(rng.choice(4, p=(0.45, 0.35, 0.15, 0.05)))):
-        word = "".join(_syllable(rng) for _ in range(int(rng.integers(1, 4))))
+        syllables = [_syllable(rng) for _ in range(int(rng.integers(1, 4)))]
+        if twice and rng.random() < 0.5:
+            syllables.append(syllables[-1])
+        word = "".join(syllables)
         words.append(word.capitalize() if rng.random() < 0.25 else word)
-    return " ".join(words)
+    return " ".join([words[0], *words] if twice and len(words) < 3 else words)
 
 
 class Names:
@@ -106,15 +117,16 @@ def _pick(options: Sequence[str], rng: np.random.Generator) -> str:
     return options[int(rng.integers(len(options)))]
 
 
-def _answer(name: str, language: str, rng: np.random.Generator) -> str:
-    lead = _pick(LEADS[language], rng).format(name=name)
+def _answer(name: str, language: str, turn: str, rng: np.random.Generator) -> str:
+    """A query, most often after a sentence about the name; some of those are what the teacher says in that turn."""
+    lead = _pick((*LEADS[language], *THOUGHTS[language][turn]), rng).format(name=name)
     return f"{lead}\n{_query(name, language, rng)}" if lead else _query(name, language, rng)
 
 
 def from_request(names: Names, language: str, rng: np.random.Generator) -> tuple[str, str]:
     """A request -> the query for what it names."""
     name = names.pick(language, rng)
-    return request(Scene.sample(rng), name, language, rng), _answer(name, language, rng)
+    return request(Scene.sample(rng), name, language, rng), _answer(name, language, "text", rng)
 
 
 def from_pages(names: Names, language: str, rng: np.random.Generator) -> tuple[str, str]:
@@ -124,7 +136,7 @@ def from_pages(names: Names, language: str, rng: np.random.Generator) -> tuple[s
     listed = "\n".join(f"[{k}] {title}\n{text}" for k, (_, _, title, text) in enumerate(pages, 1))
     question = _pick(QUESTIONS[language], rng).format(name=alias)
     asked = f"{question}\n\n{listed}" if rng.random() < 0.5 else f"{listed}\n\n{question}"
-    return asked, _answer(name, language, rng)
+    return asked, _answer(name, language, "image", rng)
 
 
 def repeated(names: Names, language: str, rng: np.random.Generator) -> tuple[str, str]:

@@ -33,12 +33,12 @@ from unify_agent.errors import UserError
 from unify_agent.files import digest
 from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.layout import assistant_text
-from unify_agent.interleave.segments import Document, Drawing, Picture, Segment, Text
+from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Segment, Text
 
 SHARES = {"reference": 0.46, "common": 0.08, "caption": 0.06, "copying": 0.4}
 COPIES = {"reference": 6, "common": 4}
 WORLD = "outputs/world"
-VERSION = 1
+VERSION = 2
 
 _LONGEST = {
     "asked": 42, "recaption": 66, "caption": 60,
@@ -62,7 +62,8 @@ class PretrainSource(Source):
 
     `size`: samples of an epoch; `shares`: of each task (a missing task gets none); `copies`: noised copies of a
     drawing for `reference` and `common`; `known`: chance that a reference sample uses a training entity's own name;
-    `asked`: chance that a request stands before a drawing's recaption, which is then trained.
+    `asked`: chance that a request stands before a drawing's recaption, which is then trained; `hidden`: chance that the
+    references are left out, their rope ids kept, as guidance's second context has it.
     """
 
     def __init__(
@@ -76,9 +77,10 @@ class PretrainSource(Source):
         copies: Mapping[str, int] | None = None,
         known: float = 0.5,
         asked: float = 0.4,
+        hidden: float = 0.0,
     ) -> None:
         self.name, self.context, self.size, self.seed = name, context, size, seed
-        self.known, self.asked = known, asked
+        self.known, self.asked, self.hidden = known, asked, hidden
         self.shares, self.copies = dict(shares or SHARES), COPIES | dict(copies or {})
         unknown = (set(self.shares) - set(SHARES)) | (set(self.copies) - set(COPIES))
         if unknown:
@@ -116,7 +118,8 @@ class PretrainSource(Source):
 
     @property
     def fingerprint(self) -> str:
-        parts = (self.size, self.seed, self.shares, self.copies, self.known, self.asked, _LONGEST, VERSION)
+        chances = (self.known, self.asked, self.hidden)
+        parts = (self.size, self.seed, self.shares, self.copies, chances, _LONGEST, VERSION)
         return digest(self.context.fingerprint, self._world, repr(parts))[:16]
 
     def ids(self) -> list[str]:
@@ -183,9 +186,11 @@ class PretrainSource(Source):
             if len(asked) <= _LONGEST["asked"] and len(ids) <= _LONGEST["recaption"]:
                 break
         segments: list[Segment] = [Text(asked, role="user")] if kind.asked else []
+        hidden = rng.random() < self.hidden
         for number in range(1, kind.references + 1):
             shown = Image.fromarray(reference_picture(self.drawings[entity.id], number, rng))
-            segments += pixels.reference(shown, number, joint=preset == "paper")
+            pair = pixels.reference(shown, number, joint=preset == "paper")
+            segments += [Gap() for _ in pair] if hidden else pair
         segments += _recaption_segments(ids, grammar, preset, trained=kind.asked)
         named = [segment.name for segment in segments if isinstance(segment, Picture) and segment.name]
         target = pixels.vae(Image.fromarray(self._compose(scene, entity.id)))
@@ -223,12 +228,9 @@ def _recaption_segments(tagged: tuple[int, ...], grammar: Grammar, preset: str, 
 
 
 def reference_picture(rgba: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
-    """A good candidate as the index has them, or (30 %) one of another scale and background: uint8 [128, 128, 3]."""
-    if rng.random() < 0.7:
-        longest, background = ((52, (255, 255, 255)), (44, (236, 236, 236)))[(number + int(rng.integers(2))) % 2]
-        return clean(rgba, longest, background)
-    tone = int(rng.integers(225, 256))
-    return clean(rgba, int(rng.integers(38, 59)), (tone, tone, tone))
+    """One of the two good candidates that the index has: uint8 [128, 128, 3]."""
+    longest, background = ((52, (255, 255, 255)), (44, (236, 236, 236)))[(number + int(rng.integers(2))) % 2]
+    return clean(rgba, longest, background)
 
 
 # ---------------------------------------------------------------- the autoencoder's pictures

@@ -72,10 +72,10 @@ def contexts(
     rows: Sequence[int],
     sees: Sequence[Sequence[Range] | None],
     *,
-    branches: int,
+    branches: Sequence[str],
     keep_rope: bool,
 ) -> list[Context]:
-    """The first `branches` contexts (full, text hidden, pictures hidden) of a picture in each row.
+    """The context of each of `branches` (see `sampler.BRANCHES`; the first is `full`) of a picture in each row.
 
     `sees` None is the whole row. `keep_rope`: hidden segments still use up their rope ids, as in training's
     condition dropout of preset `paper`; otherwise a branch is numbered as if they had never been there, as in
@@ -93,7 +93,7 @@ def contexts(
         held = session.history[row]
         texts.append(intersect(ranges, [(e.start, e.stop) for e in held if e.kind == "text"]))
         pictures.append(intersect(ranges, [(e.start, e.stop) for e in held if e.kind in ("vae", "vit")]))
-    if branches > 1:
+    if "text" in branches:
         members = [i for i in every if texts[i]]
         moved = []
         for i in members:
@@ -102,7 +102,7 @@ def contexts(
             ]
             moved.append(rope[i] - (0 if keep_rope else sum(e.stop - e.start for e in hidden)))
         found.append(Context(session.cache, members, [rows[i] for i in members], [pictures[i] for i in members], moved))
-    if branches > 2:
+    if "image" in branches:
         found.append(_pictures_hidden(session, rows, texts, pictures, keep_rope))
     return found
 
@@ -215,7 +215,7 @@ class Denoiser:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, t: float, branches: Sequence[str]) -> list[Tensor]:
-        """x [R, N, P] float32 -> the velocity [R, N, P] float32 of each branch."""
+        """x [R, N, P] float32 -> the velocity [R, N, P] float32 of each branch: all that there are, or the first."""
         used = self.branches[: len(branches)]
         sequences = used[-1].last
         when = torch.full((len(self.ids),), t, device=x.device)
@@ -264,11 +264,11 @@ def draw_latents(
     groups: dict[tuple[int, int], list[int]] = {}
     for i, grid in enumerate(grids):
         groups.setdefault(grid, []).append(i)
-    needed = max(len(settings.branches(t)) for t in settings.times()[:-1].tolist())
+    needed = max((settings.branches(t) for t in settings.times()[:-1].tolist()), key=len)
     found = contexts(session, rows, sees, branches=needed, keep_rope=keep_rope)
     batches: list[tuple[tuple[int, int], list[int]]] = []
     for grid, members in groups.items():
-        at_once = max(1, DRAW_TOKENS // (needed * (grid[0] * grid[1] + 2)))
+        at_once = max(1, DRAW_TOKENS // (len(needed) * (grid[0] * grid[1] + 2)))
         batches += [(grid, members[a : a + at_once]) for a in range(0, len(members), at_once)]
     result: list[Tensor] = [torch.empty(0)] * len(rows)
     for number, (grid, members) in enumerate(batches):

@@ -28,13 +28,14 @@ class SamplerSettings:
     """How a picture is sampled. The defaults are the public release's agent's.
 
     `steps` points of time, from 1 to 0, are `steps - 1` evaluations. Guidance is active while lo < t <= hi of
-    `interval`; a scale of 1 or less switches its branch off, and without text guidance there is no picture
-    guidance. `renorm`: what shrinks the guided velocity back to the length of the plain one.
+    `interval`; a scale of 1 or less switches its branch off, and without text guidance there is no picture guidance
+    either, unless `text_scale` is None: pictures alone. `renorm`: what shrinks the guided velocity back to the length
+    of the plain one; `text_channel` leaves the guidance by pictures as it is.
     """
 
     steps: int = 50
     shift: float = 3.0
-    text_scale: float = 4.0
+    text_scale: float | None = 4.0
     image_scale: float = 2.0
     interval: tuple[float, float] = (0.0, 1.0)
     renorm: Renorm = "text_channel"
@@ -56,12 +57,18 @@ class SamplerSettings:
         t = torch.linspace(1, 0, self.steps)
         return self.shift * t / (1 + (self.shift - 1) * t)
 
-    def branches(self, t: float) -> tuple[str, ...]:
-        """The branches that a step at time t needs, always in this order."""
-        low, high, now = np.float32(self.interval[0]), np.float32(self.interval[1]), np.float32(t)
-        if self.text_scale <= 1 or not low < now <= high:
+    @property
+    def guided(self) -> tuple[str, ...]:
+        """The branches of a guided step, in the order of `BRANCHES`."""
+        if self.text_scale is not None and self.text_scale <= 1:
             return BRANCHES[:1]
-        return BRANCHES if self.image_scale > 1 else BRANCHES[:2]
+        text = () if self.text_scale is None else ("text",)
+        return ("full", *text, *(("image",) if self.image_scale > 1 else ()))
+
+    def branches(self, t: float) -> tuple[str, ...]:
+        """The branches that a step at time t needs: those of `guided`, or the first alone."""
+        low, high, now = np.float32(self.interval[0]), np.float32(self.interval[1]), np.float32(t)
+        return self.guided if low < now <= high else BRANCHES[:1]
 
 
 def guide(full: Tensor, text: Tensor | None, image: Tensor | None, settings: SamplerSettings) -> Tensor:
@@ -69,11 +76,13 @@ def guide(full: Tensor, text: Tensor | None, image: Tensor | None, settings: Sam
 
     Norms are taken picture by picture, so that a picture does not depend on its neighbours.
     """
-    if text is None:
+    if text is None and image is None:
         return full
-    guided = text + settings.text_scale * (full - text)
-    if settings.renorm == "text_channel":
-        guided = _shrink(guided, full, (-1,), settings.renorm_min)
+    guided = full
+    if text is not None and settings.text_scale is not None:
+        guided = text + settings.text_scale * (full - text)
+        if settings.renorm == "text_channel":
+            guided = _shrink(guided, full, (-1,), settings.renorm_min)
     if image is not None:
         guided = image + settings.image_scale * (guided - image)
     if settings.renorm == "text_channel":
@@ -114,8 +123,9 @@ def sample(
     x = noise
     for index in range(settings.steps - 1):
         t = times[index].item()
-        found = velocity(x, t, settings.branches(t))
-        v = guide(*found, *(None,) * (len(BRANCHES) - len(found)), settings)
+        names = settings.branches(t)
+        found = dict(zip(names, velocity(x, t, names), strict=True))
+        v = guide(*(found.get(name) for name in BRANCHES), settings)
         x = x - v * widths[index].to(x.device)
         if watch:
             watch(v, x)
