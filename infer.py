@@ -198,6 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text_scale=args.text_scale, image_scale=args.image_scale, renorm=args.renorm, renorm_min=args.renorm_min,
         interval=args.interval and tuple(args.interval),
     )  # fmt: skip
+    if args.history and policy.preset == "isolated":
+        raise UserError(f"--history: {model} has layout isolated, which never draws from the history; leave it out")
     given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "max_new")}
     policy.sampling = replace(policy.sampling, **{name: value for name, value in given.items() if value is not None})
     return draw_all(requests, policy, words, search, args, console)

@@ -24,8 +24,9 @@ from typing import Any
 
 from unify_agent.errors import UserError
 from unify_agent.files import digest, write_json
+from unify_agent.interleave.layout import Part
 
-VERSION = 2
+VERSION = 3
 PARALLEL_FROM = 2000
 """Fewer new files than this are measured in this process: starting others costs seconds."""
 
@@ -44,15 +45,22 @@ STAT_THREADS = 16
 
 @dataclass(frozen=True)
 class Entry:
-    """One sample, or what takes its place when it cannot be used (`reason` is set then)."""
+    """One document of a sample, or what takes the sample's place when it cannot be used (`reason` is set then)."""
 
     id: str
+    """Of the sample, which in some layouts is trained as several documents."""
     record: int
     """Its position in its file."""
     slots: int = 0
     pairs: int = 0
     reason: str = ""
     detail: str = ""
+    part: Part = "whole"
+
+    @property
+    def name(self) -> str:
+        """Of the document: unique where ids are, since no part's name has a separator."""
+        return self.id if self.part == "whole" else f"{self.id}/{self.part}"
 
 
 @dataclass(frozen=True)
