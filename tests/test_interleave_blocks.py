@@ -113,8 +113,9 @@ def test_segments_attention_equals_the_oracle(parts: list[Document], pad_to: int
     torch.testing.assert_close(SegmentsAttention(batch.spans, batch.length, chunk)(0, q, k, v), expected)
 
 
-def test_flex_attention_equals_the_oracle() -> None:
-    batch = pack(trajectories("paper", 0.3), RULES, pad_to=128)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_flex_attention_equals_the_oracle(preset: Preset) -> None:
+    batch = pack(trajectories(preset, 0.3), RULES, pad_to=128)
     q, k, v = qkv(batch.length)
     expected = DenseAttention(dense_mask(batch.spans))(0, q, k, v)
     torch.testing.assert_close(FlexAttention(batch.spans, batch.length, "cpu")(0, q, k, v), expected)
