@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
     drawn.add_argument("--renorm", choices=RENORMS, help="how guided velocities are scaled back")
     drawn.add_argument("--renorm-min", type=float, help="least factor of that")
     drawn.add_argument("--history", action="store_true",
-                       help="draw from the whole history as training saw it (layout released: else a fresh context; not isolated)")
+                       help="draw from the whole history, as layout released is trained to (else from a fresh context)")
     written = made.add_argument_group("writing (default: the most likely token)")
     written.add_argument("--temperature", type=float, help="of sampling; 0 takes the most likely token")
     written.add_argument("--top-k", type=int, help="sample among so many tokens; 0: all")

@@ -127,14 +127,16 @@ def check(source: IndexedSource, max_tokens: int, workers: int) -> Report:
     notes: dict[str, dict[str, None]] = {}
     for index, found in enumerate(over_samples(source, examine, workers, "checking")):
         entry = source.samples[index][1]
-        unusable = found.unusable
-        if unusable is None and entry.slots > max_tokens:
-            unusable = Skipped(entry.name, TOO_LONG, f"{entry.slots} > {max_tokens}")
-        if unusable is not None:
-            detail = unusable.detail if entry.part == "whole" else f"{entry.part} document: {unusable.detail}"
-            wrong.setdefault((entry.id, unusable.reason), Skipped(entry.id, unusable.reason, detail))
         for note in found.notes:
             notes.setdefault(note, {})[entry.id] = None
+        if found.unusable is not None:
+            reason, detail = found.unusable.reason, found.unusable.detail
+        elif entry.slots > max_tokens:
+            reason, detail = TOO_LONG, f"{entry.slots} > {max_tokens}"
+        else:
+            continue
+        told = detail if entry.part == "whole" else f"{entry.part} document: {detail}"
+        wrong.setdefault((entry.id, reason), Skipped(entry.id, reason, told))
     lost = {each.id for each in wrong.values()}
     usable = {note: [each for each in ids if each not in lost] for note, ids in notes.items()}
     return Report(

@@ -1,9 +1,9 @@
 """The length index: how many slots and visible pairs each sample has, known before anything is decoded.
 
 One JSON file for a source, in a cache folder; its name says what lengths depend on (the folder, the tokenizer, the
-transforms, the preset). A file of records is measured anew when it, or a picture or folder that was looked at for it,
-has another size or time; when only the time of the records is another, their content decides. Several processes
-measure many files, and of several ranks one measures while the others wait for its result.
+transforms, the preset) and the version of this index. A file of records is measured anew when it, or a picture or
+folder that was looked at for it, has another size or time; when only the time of the records is another, their content
+decides. Several processes measure many files, and of several ranks one measures while the others wait for its result.
 """
 
 from __future__ import annotations
