@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
     drawn.add_argument("--renorm", choices=RENORMS, help="how guided velocities are scaled back")
     drawn.add_argument("--renorm-min", type=float, help="least factor of that")
     drawn.add_argument("--history", action="store_true",
-                       help="draw from the whole history as training saw it (layout released: else a fresh context)")
+                       help="draw from the whole history, as layout released is trained to (else from a fresh context)")
     written = made.add_argument_group("writing (default: the most likely token)")
     written.add_argument("--temperature", type=float, help="of sampling; 0 takes the most likely token")
     written.add_argument("--top-k", type=int, help="sample among so many tokens; 0: all")
@@ -198,6 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text_scale=args.text_scale, image_scale=args.image_scale, renorm=args.renorm, renorm_min=args.renorm_min,
         interval=args.interval and tuple(args.interval),
     )  # fmt: skip
+    if args.history and policy.preset == "isolated":
+        raise UserError(f"--history: {model} has layout isolated, which never draws from the history; leave it out")
     given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "max_new")}
     policy.sampling = replace(policy.sampling, **{name: value for name, value in given.items() if value is not None})
     return draw_all(requests, policy, words, search, args, console)

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks.report import print_rows
 from unify_agent.datasets.folder import TrajectorySource
 from unify_agent.datasets.loader import Loader
 from unify_agent.datasets.sources import Mixture, SourceContext
@@ -115,12 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.samples < 30:
         parser.error(f"--samples {options.samples}: at least 30 make enough packs to measure")
-    rows = [measure(size, options.samples) for size in SIZES]
-    if options.json:
-        print(json.dumps(rows))
-        return
-    for row in rows:
-        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    print_rows([measure(size, options.samples) for size in SIZES], options.json)
 
 
 if __name__ == "__main__":

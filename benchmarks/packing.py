@@ -13,11 +13,11 @@ sample, which fill up that step. `seconds`: to make the plan of one epoch.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
 import numpy as np
 
+from benchmarks.report import print_rows
 from unify_agent.interleave.packing import Limits, make_plan
 
 RANGES = ((500, 6000), (2000, 20000), (8000, 40000))
@@ -49,12 +49,7 @@ def main() -> None:
     for name in ("samples", "ranks"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
-    rows = [measure(low, high, options.samples, options.ranks) for low, high in RANGES]
-    if options.json:
-        print(json.dumps(rows))
-        return
-    for row in rows:
-        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    print_rows([measure(low, high, options.samples, options.ranks) for low, high in RANGES], options.json)
 
 
 if __name__ == "__main__":

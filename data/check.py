@@ -55,10 +55,15 @@ def main(args: argparse.Namespace) -> int:
 
 @dataclass
 class Report:
-    """What was found. `notes`: ids by note."""
+    """What was found. `notes`: ids by note.
+
+    All of it counts samples: a sample of several documents is usable when each of them is; what is wrong with one of
+    them says so in its detail, and training skips that document alone.
+    """
 
     name: str
     samples: int
+    usable: int
     unusable: list[Skipped] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=dict)
 
@@ -74,7 +79,7 @@ class Report:
         return {
             "source": self.name,
             "samples": self.samples,
-            "usable": self.samples - len(self.unusable),
+            "usable": self.usable,
             "unusable": {
                 reason: [{"id": each.id, "detail": each.detail} for each in several]
                 for reason, several in self.reasons.items()
@@ -84,8 +89,7 @@ class Report:
 
     def print(self, console: Console) -> None:
         """Tables for a person."""
-        usable = self.samples - len(self.unusable)
-        told = f"{self.name}: {self.samples} samples, {usable} usable, {len(self.unusable)} not"
+        told = f"{self.name}: {self.samples} samples, {self.usable} usable, {self.samples - self.usable} not"
         console.print(told, highlight=False, markup=False)
         reasons = {reason: [each.id for each in several] for reason, several in self.reasons.items()}
         _print_ids(console, "not usable", reasons)
@@ -118,18 +122,30 @@ class Finding:
 
 def check(source: IndexedSource, max_tokens: int, workers: int) -> Report:
     """Read every sample of a source."""
-    report = Report(source.name, len(source) + len(source.unusable), list(source.unusable))
-    ids = source.ids()
+    samples = source.by_sample()
+    wrong: dict[tuple[str, str], Skipped] = {}
+    notes: dict[str, dict[str, None]] = {}
     for index, found in enumerate(over_samples(source, examine, workers, "checking")):
-        slots = source.slots(index)
+        entry = source.samples[index][1]
+        for note in found.notes:
+            notes.setdefault(note, {})[entry.id] = None
         if found.unusable is not None:
-            report.unusable.append(found.unusable)
-        elif slots > max_tokens:
-            report.unusable.append(Skipped(ids[index], TOO_LONG, f"{slots} > {max_tokens}"))
+            reason, detail = found.unusable.reason, found.unusable.detail
+        elif entry.slots > max_tokens:
+            reason, detail = TOO_LONG, f"{entry.slots} > {max_tokens}"
         else:
-            for note in found.notes:
-                report.notes.setdefault(note, []).append(ids[index])
-    return report
+            continue
+        told = detail if entry.part == "whole" else f"{entry.part} document: {detail}"
+        wrong.setdefault((entry.id, reason), Skipped(entry.id, reason, told))
+    lost = {each.id for each in wrong.values()}
+    usable = {note: [each for each in ids if each not in lost] for note, ids in notes.items()}
+    return Report(
+        source.name,
+        len(samples) + len(source.unusable),
+        len(samples) - len(lost),
+        [*source.unusable, *wrong.values()],
+        {note: ids for note, ids in usable.items() if ids},
+    )
 
 
 def examine(source: IndexedSource, index: int) -> Finding:

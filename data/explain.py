@@ -1,6 +1,7 @@
 """`python -m data explain ROOT ID`: one sample as it is trained: its segments, their losses, and who sees whom.
 
-With `--png` the attention matrix is drawn as in the paper's Figure 6, by spans, so that its size costs nothing.
+Where the layout makes several documents of a sample, each is shown; its own id shows one of them alone. With `--png`
+the attention matrix is drawn as in the paper's Figure 6, by spans, so that its size costs nothing.
 """
 
 from __future__ import annotations
@@ -38,23 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """`python -m data explain`."""
     source = open_source(args)
-    ids = source.ids()
-    if args.id not in ids:
+    samples = source.by_sample()
+    indices = samples.get(args.id) or [index for index, name in enumerate(source.ids()) if name == args.id]
+    if not indices:
         unusable = next((each for each in source.unusable if each.id == args.id), None)
         if unusable is not None:
             raise UserError(f"{args.id}: cannot be used: {unusable.detail or unusable.reason}")
-        raise UserError(f"{args.root}: no sample {args.id!r}{nearest(args.id, ids) if len(ids) < 100_000 else ''}")
+        hint = nearest(args.id, list(samples)) if len(samples) < 100_000 else ""
+        raise UserError(f"{args.root}: no sample {args.id!r}{hint}")
     try:
-        document = source.outline(ids.index(args.id))
+        documents = [source.outline(index) for index in indices]
     except Unusable as error:
         raise UserError(f"{args.id}: cannot be used: {error}") from None
-    show(document, source.context.grammar, args.tag_weight, console())
+    for document in documents:
+        show(document, source.context.grammar, args.tag_weight, console())
     print(f"layout {source.context.preset}, transforms and tokenizer of {args.model}")
     if args.png is not None:
         from data.figure import draw
         from unify_agent.files import write_bytes
 
-        write_bytes(args.png, draw(document))
+        write_bytes(args.png, draw(documents))
         print(f"attention matrix: {args.png}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ COLOURS = {
     "vit": "#f2a33a",
     "drawing": "#8b93a3",
 }
+TEXT = "#1d2433"
 LABELS = {
     "user": "user side, causal",
     "assistant": "assistant, causal, trained (CE)",
@@ -89,30 +90,37 @@ def blocks_of(spans: Sequence[Span]) -> list[Block]:
     return blocks
 
 
-def draw(document: Document) -> bytes:
-    """The figure as PNG."""
+def draw(documents: Sequence[Document]) -> bytes:
+    """The figure as PNG; several documents stand as in one pack."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch, Polygon, Rectangle
 
-    pieces = pieces_of(document)
+    pieces: list[Piece] = []
+    spans: list[Span] = []
+    starts = [0]
+    for number, document in enumerate(documents):
+        at = starts[-1]
+        pieces += [replace(each, start=each.start + at, stop=each.stop + at) for each in pieces_of(document)]
+        spans += document_spans(document, at, number)
+        starts.append(at + document.slots)
     slots = np.array([pieces[0].start, *(piece.stop for piece in pieces)], np.float64)
     shown = np.concatenate([[0.0], np.cumsum([np.sqrt(piece.stop - piece.start) for piece in pieces])])
     shown /= shown[-1]
 
-    def at(slot: float) -> float:
+    def place(slot: float) -> float:
         return float(np.interp(slot, slots, shown))
 
     figure = Figure(figsize=(11, 10.6), dpi=140)
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.17, 0.04, 0.8, 0.83))
-    for block in blocks_of(document_spans(document)):
+    for block in blocks_of(spans):
         for piece in pieces:
             top, bottom = max(piece.start, block.rows[0]), min(piece.stop, block.rows[1])
             if top >= bottom:
                 continue
-            y, height, colour = at(top), at(bottom) - at(top), COLOURS[piece.kind]
-            left, right = at(block.columns[0]), at(block.columns[1])
+            y, height, colour = place(top), place(bottom) - place(top), COLOURS[piece.kind]
+            left, right = place(block.columns[0]), place(block.columns[1])
             if block.causal:
                 corners = [(left, y), (y, y), (y + height, y + height), (left, y + height)]
                 axes.add_patch(Polygon(corners, facecolor=colour, linewidth=0))
@@ -121,6 +129,9 @@ def draw(document: Document) -> bytes:
     for edge in shown:
         axes.axhline(edge, color="white", linewidth=0.8)
         axes.axvline(edge, color="white", linewidth=0.8)
+    for edge in map(place, starts[1:-1]):
+        axes.axhline(edge, color=TEXT, linewidth=1.2)
+        axes.axvline(edge, color=TEXT, linewidth=1.2)
     axes.set(xlim=(0, 1), ylim=(1, 0), aspect="equal", anchor="NW", facecolor="#f2f4f7")
     middles = (shown[:-1] + shown[1:]) / 2
     labels = [f"{piece.label}  {piece.stop - piece.start}" for piece in pieces]
@@ -128,13 +139,14 @@ def draw(document: Document) -> bytes:
     axes.set_xticks(middles, labels, fontsize=8, rotation=60, ha="left", rotation_mode="anchor")
     axes.tick_params(length=0, top=False, bottom=False, labeltop=True, labelbottom=False)
     for label, piece in zip([*axes.get_yticklabels(), *axes.get_xticklabels()], [*pieces, *pieces], strict=True):
-        label.set_color("#1d2433" if piece.kind == "user" else COLOURS[piece.kind])
+        label.set_color(TEXT if piece.kind == "user" else COLOURS[piece.kind])
     for side in axes.spines.values():
         side.set_visible(False)
     kinds = [kind for kind in COLOURS if any(piece.kind == kind for piece in pieces)]
     handles = [Patch(color=COLOURS[kind], label=LABELS[kind]) for kind in kinds]
     axes.legend(handles=handles, loc="upper right", fontsize=9, frameon=True, framealpha=0.95)
-    caption = f"{document.id}: rows look at columns; {document.slots} slots, sides drawn as square roots"
+    names = " and ".join(document.id for document in documents)
+    caption = f"{names}: rows look at columns; {starts[-1]} slots, sides drawn as square roots"
     figure.text(0.01, 0.012, caption, fontsize=9, color="#5b667a", parse_math=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")

@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """What counts of one sample. `tokens` as in TOKENS; `gone`: why it cannot be read any more."""
+    """What counts of one document of a sample. `tokens` as in TOKENS; `gone`: why it cannot be read any more."""
 
     tokens: tuple[int, ...] = (0,) * len(TOKENS)
     pictures: int = 0
@@ -80,7 +80,7 @@ class Sample:
 
 
 def look(source: IndexedSource, index: int) -> Sample:
-    """Measure one sample."""
+    """Measure one document."""
     try:
         document = source.outline(index)
         record = source.record(index) if isinstance(source, TrajectorySource | PackedTrajectorySource) else None
@@ -110,28 +110,33 @@ def look(source: IndexedSource, index: int) -> Sample:
 
 
 def summarise(source: IndexedSource, samples: Sequence[Sample], limits: Limits) -> dict[str, Any]:
-    """All figures, ready for JSON."""
+    """All figures, ready for JSON. `samples`: what `look` says of each document. Lengths are those of documents; what a
+    sample has of pictures and turns is told by its first, which is never the repeated one."""
     slots = np.array([source.slots(index) for index in range(len(source))])
     pairs = np.array([source.pairs(index) for index in range(len(source))])
     plan = make_plan(source.ids(), slots, pairs, limits, seed=0, epoch=0)
     packs = [pack for pack in plan.packs if pack]
     totals = np.array([sample.tokens for sample in samples]).sum(0)
-    ids = source.ids()
+    by_sample = source.by_sample()
+    firsts = [samples[indices[0]] for indices in by_sample.values()]
     reasons = Counter(count_reasons(source.unusable))
-    reasons.update(sample.gone for sample in samples if sample.gone)
-    reasons.update({TOO_LONG: len(plan.skipped)} if plan.skipped else {})
+    for indices in by_sample.values():
+        reasons.update(sorted({samples[index].gone for index in indices} - {""})[:1])
+    too_long = {source.samples[index][1].id for index, _ in plan.skipped}
+    reasons.update({TOO_LONG: len(too_long)} if too_long else {})
     return {
         "source": source.name,
         "layout": source.context.preset,
-        "samples": len(samples),
+        "samples": len(by_sample),
+        "documents": len(samples),
         "unusable": dict(reasons.most_common()),
-        "categories": dict(Counter(each.rpartition("/")[0] or "." for each in ids).most_common()),
+        "categories": dict(Counter(each.rpartition("/")[0] or "." for each in by_sample).most_common()),
         "tokens": dict(zip(TOKENS, totals.tolist(), strict=True)),
         "length": {f"p{p}": int(np.percentile(slots, p)) for p in PERCENTILES} | {"mean": float(slots.mean())},
-        "pictures": _counted(sample.pictures for sample in samples),
-        "turns": _counted(sample.turns for sample in samples),
-        "languages": _counted(sample.language or "unknown" for sample in samples),
-        "stops": _counted(sample.stop or "unknown" for sample in samples),
+        "pictures": _counted(sample.pictures for sample in firsts),
+        "turns": _counted(sample.turns for sample in firsts),
+        "languages": _counted(sample.language or "unknown" for sample in firsts),
+        "stops": _counted(sample.stop or "unknown" for sample in firsts),
         "tags": dict(zip(TAGS, np.array([sample.tags for sample in samples]).sum(0).tolist(), strict=True)),
         "packing": {
             "expected_tokens": limits.expected_tokens,
@@ -149,6 +154,12 @@ def summarise(source: IndexedSource, samples: Sequence[Sample], limits: Limits) 
     }
 
 
+def _size(stats: Mapping[str, Any]) -> str:
+    """How many samples, and how many documents where a sample has several."""
+    samples, documents = stats["samples"], stats["documents"]
+    return f"{samples} samples" + (f" in {documents} documents" if documents > samples else "")
+
+
 def _counted(values: Any) -> dict[str, int]:
     return {str(key): number for key, number in sorted(Counter(values).items())}
 
@@ -161,7 +172,7 @@ def _histogram(values: np.ndarray, limits: tuple[int, int]) -> dict[str, list[fl
 def show(stats: Mapping[str, Any], console: Console) -> None:
     """The figures as tables."""
     left_out = sum(stats["unusable"].values())
-    told = f"{stats['source']}: {stats['samples']} samples, layout {stats['layout']}; {left_out} left out"
+    told = f"{stats['source']}: {_size(stats)}, layout {stats['layout']}; {left_out} left out"
     console.print(told, highlight=False, markup=False)
     total = sum(stats["tokens"].values())
     table = Table("tokens", "number", "share", box=box.SIMPLE)
@@ -194,11 +205,11 @@ def plot(stats: Mapping[str, Any]) -> bytes:
     axes = figure.subplots(2, 3).ravel()
     packing = stats["packing"]
     figure.suptitle(
-        f"{stats['source']}: {stats['samples']} samples, {sum(stats['tokens'].values()):,} tokens, "
+        f"{stats['source']}: {_size(stats)}, {sum(stats['tokens'].values()):,} tokens, "
         f"{packing['packs']} packs, fill {packing['fill']:.1%}",
         fontsize=14, fontweight="bold", parse_math=False,
     )  # fmt: skip
-    _bars(axes[0], stats["histograms"]["length"], "Length of a sample", "tokens")
+    _bars(axes[0], stats["histograms"]["length"], "Length of a document", "tokens")
     _bars(axes[1], stats["histograms"]["fill"], "Fill of a pack", f"share of {packing['max_tokens']:,} tokens")
     _ranked(axes[2], stats["tokens"], "Tokens by kind")
     _ranked(axes[3], stats["tags"], "Tags")

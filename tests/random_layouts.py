@@ -1,9 +1,12 @@
-"""Hypothesis strategies for packs: every kind of segment, empty ones and dropped ones included."""
+"""Hypothesis strategies for packs: every kind of segment, empty ones and dropped ones included, and trajectories in
+every layout preset."""
 
 import numpy as np
+from datasets_tools import grammar, picture
 from hypothesis import strategies as st
 
 from unify_agent.interleave.batch import PackRules
+from unify_agent.interleave.layout import PARTS, PRESETS, Exchange, Pixels, drop_conditions, lay_out
 from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Segment, Text
 
 RULES = PackRules(1, 2, 3, 4, latent_side=8, vit_side=8)
@@ -40,4 +43,27 @@ def drawings(draw: st.DrawFn) -> Drawing:
 
 segments: st.SearchStrategy[Segment] = st.one_of(texts(), images(), drawings(), st.just(Gap(2)))
 documents = st.lists(segments, max_size=7).map(lambda parts: Document("x", tuple(parts)))
-packs = st.lists(documents, max_size=3)
+words = st.text("owl ", max_size=3)
+SMALL = Pixels(lambda _: np.zeros((16, 16, 3), np.uint8), lambda _: np.zeros((14, 14, 3), np.uint8))
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> list[Document]:
+    """The documents of a trajectory in any order, with whatever condition dropout leaves of them."""
+    preset = draw(st.sampled_from(PRESETS))
+    turns = [Exchange(draw(words), grammar().encode(draw(words))) for _ in range(draw(st.integers(0, 1)))]
+    answer = f"{draw(words)}<recaption>{draw(words)}</recaption>{draw(words)}"
+    turns.append(Exchange(draw(words), grammar().encode(answer)))
+    shown = [picture(0)] * draw(st.integers(0, 2))
+    options = {"context": draw(st.sampled_from(("recaption", "request"))), "copies": draw(st.integers(1, 2))}
+    rng, chance = np.random.default_rng(draw(st.integers(0, 9))), draw(st.sampled_from((0.0, 0.5, 1.0)))
+    made = [
+        lay_out(part, turns, shown, picture(0), grammar=grammar(), pixels=SMALL, preset=preset, part=part, **options)
+        for part in PARTS[preset]
+    ]
+    return draw(
+        st.permutations([drop_conditions(each, rng, preset, text=chance, vit=chance, vae=chance) for each in made])
+    )
+
+
+packs = st.lists(documents, max_size=3) | trajectories()

@@ -20,7 +20,7 @@ from unify_agent.generation.sampler import BRANCHES, SamplerSettings
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.batch import PackRules, pack
-from unify_agent.interleave.layout import PRESETS, Exchange, lay_out
+from unify_agent.interleave.layout import PARTS, Exchange, lay_out
 from unify_agent.interleave.randomness import generator
 from unify_agent.interleave.segments import Picture, Text
 from unify_agent.interleave.visibility import document_spans
@@ -78,7 +78,7 @@ def document_of(episode, preset, **changes):
     from PIL import Image
 
     return lay_out(episode.id, turns, episode.reference_pictures, Image.fromarray(target), grammar=grammar(),
-                   pixels=pixels(), preset=preset, **changes)  # fmt: skip
+                   pixels=pixels(), preset=preset, part=PARTS[preset][-1], **changes)  # fmt: skip
 
 
 @pytest.mark.parametrize("preset", ["paper", "released"])
@@ -116,8 +116,9 @@ def test_a_record_is_drawn_as_the_live_cache_is(search, spoken, preset):
         assert episode.settings["drawn_from"] == "history" and episode.settings["layout"] == preset
 
 
-def test_released_draws_from_a_fresh_context_unless_told_otherwise(search, spoken):
-    made = policy("released")
+@pytest.mark.parametrize("preset", ["released", "isolated"])
+def test_a_fresh_context_is_drawn_from_unless_told_otherwise(search, spoken, preset):
+    made = policy(preset)
     spoken(made, script)
     both = episodes()
     loop(made, search).run(both)
@@ -125,7 +126,41 @@ def test_released_draws_from_a_fresh_context_unless_told_otherwise(search, spoke
     assert all(e.picture.shape == (32, 48, 3) for e in both)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("recaption", [True, False])
+def test_isolated_draws_from_its_generation_document(search, spoken, recaption):
+    """The fresh context is that document, segment for segment and rope id for rope id, and gives its velocity."""
+    made = policy("isolated")
+    spoken(made, script)
+    both = episodes(recaption=recaption)
+    loop(made, search).think(both)
+    assert [made._way(episode) for episode in both] == ["fresh", "fresh"]
+    session, rows, sees = made._from_fresh(both)
+    for episode, row in zip(both, rows, strict=True):
+        document = document_of(episode, "isolated", context="recaption" if recaption else "request")
+        assert [(e.kind, e.ids) for e in session.history[row]] == [
+            ("text", s.ids) if isinstance(s, Text) else (s.use, ()) for s in document.segments[:-1]
+        ]
+        expected, found = velocities(document, episode, session, row, sees[row], keep_rope=True)
+        assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def velocities(document, episode, session, row, seen, keep_rope):
+    """What training computes for a document's drawing, and generation for the same noise in a row: [6, P] each."""
+    words, (model, vae) = grammar(), tiny()
+    rules = PackRules(words.bos, words.eos, words.start_of_image, words.end_of_image, 32, 20)
+    batch = pack([document], rules)
+    for n in range(len(batch.vae_noise) - 1):  # the session's own posterior samples of the references
+        draw = generator(episode.seed, 0, "context", n, "vae")
+        batch.vae_noise[n] = torch.from_numpy(draw.standard_normal(batch.vae_noise[n].shape, dtype=np.float32))
+    latents, t = encode_batch(vae, batch), timesteps(batch.timestep_logits, 1.0)
+    with torch.no_grad():
+        expected = model.velocity(model(batch, latents).hidden[batch.mse_at])
+    x = noised(latents, batch.flow_noise, t)[-6:]
+    found = contexts(session, [row], [seen], branches=BRANCHES[:1], keep_rope=keep_rope)
+    return expected, Denoiser(session, found, (2, 3))(x[None], t[-1].item(), ("full",))[0][0]
+
+
+@pytest.mark.parametrize("preset", ["paper", "released"])
 def test_the_history_gives_the_velocity_of_training_and_a_fresh_context_another_one(search, spoken, preset):
     """`released` draws from a fresh context, as the public agent does, though it was trained on the history;
     `AgentOptions(history=True)` removes the difference."""
@@ -133,24 +168,15 @@ def test_the_history_gives_the_velocity_of_training_and_a_fresh_context_another_
     spoken(made, script)
     both = episodes()
     loop(made, search).think(both)
-    words, (model, vae), episode = grammar(), tiny(), both[0]
-    rules = PackRules(words.bos, words.eos, words.start_of_image, words.end_of_image, 32, 20)
-    batch = pack([document_of(episode, preset)], rules)
-    for n in range(2):  # the session's own posterior samples of the references
-        draw = generator(episode.seed, 0, "context", n, "vae")
-        batch.vae_noise[n] = torch.from_numpy(draw.standard_normal(batch.vae_noise[n].shape, dtype=np.float32))
-    latents, t = encode_batch(vae, batch), timesteps(batch.timestep_logits, 1.0)
-    with torch.no_grad():
-        expected = model.velocity(model(batch, latents).hidden[batch.mse_at])
-    x = noised(latents, batch.flow_noise, t)[-6:]
+    episode = both[0]
 
     def velocity(prepare):
-        session, rows, sees = prepare([episode])
-        found = contexts(session, rows, sees, branches=BRANCHES[:1], keep_rope=preset == "paper")
-        return Denoiser(session, found, (2, 3))(x[None], t[-1].item(), ("full",))[0][0]
+        session, (row,), (seen,) = prepare([episode])
+        return velocities(document_of(episode, preset), episode, session, row, seen, keep_rope=preset == "paper")
 
-    assert torch.allclose(velocity(made._from_history), expected, atol=1e-4, rtol=1e-4)
-    away = ((velocity(made._from_fresh) - expected).norm() / expected.norm()).item()
+    expected, found = velocity(made._from_history)
+    assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4)
+    away = ((velocity(made._from_fresh)[1] - expected).norm() / expected.norm()).item()
     print(f"{preset}: a fresh context moves the velocity by {away:.3f} of its length")
     assert 1e-3 < away < 1
     episode.options = AgentOptions(history=True)

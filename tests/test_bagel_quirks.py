@@ -18,7 +18,7 @@ from unify_agent.datasets.loader import Dropout
 from unify_agent.generation.sampler import SamplerSettings
 from unify_agent.generation.session import Session
 from unify_agent.interleave.batch import PackRules, pack, position_ids
-from unify_agent.interleave.layout import PRESETS, Exchange, Preset, drop_conditions, lay_out
+from unify_agent.interleave.layout import PARTS, PRESETS, Exchange, Preset, drop_conditions, lay_out
 from unify_agent.interleave.segments import Document, Drawing, Picture, Text
 from unify_agent.interleave.transforms import Transform
 from unify_agent.interleave.visibility import dense_mask
@@ -71,10 +71,12 @@ def test_a_drawing_whose_whole_context_was_dropped_is_packed_like_any_other() ->
 def test_a_single_turn_still_shows_its_references(preset: Preset) -> None:
     words = grammar()
     turn = Exchange("draw it", words.encode("<think>x</think> <recaption>y</recaption>"))
-    document = lay_out("a", [turn], [picture(1), picture(2)], picture(3), grammar=words, pixels=pixels(), preset=preset)
-    shown = [part.name for part in document.segments if isinstance(part, Picture)]
-    assert shown == ["reference_1.vae", "reference_1.vit", "reference_2.vae", "reference_2.vit"]
-    drawing = next(part for part in document.segments if isinstance(part, Drawing))
+    for part in PARTS[preset]:
+        document = lay_out("a", [turn], [picture(1), picture(2)], picture(3), grammar=words, pixels=pixels(),
+                           preset=preset, part=part)  # fmt: skip
+        shown = [segment.name for segment in document.segments if isinstance(segment, Picture)]
+        assert shown == ["reference_1.vae", "reference_1.vit", "reference_2.vae", "reference_2.vit"]
+    drawing = next(segment for segment in document.segments if isinstance(segment, Drawing))
     assert drawing.sees is not None and set(shown) <= set(drawing.sees)
 
 

@@ -23,7 +23,7 @@ from unify_agent import errors
 from unify_agent.datasets.kinds import trajectories
 from unify_agent.interleave.batch import pack
 from unify_agent.interleave.grammar import STRUCTURE_TAGS
-from unify_agent.interleave.layout import PRESETS, Exchange, lay_out
+from unify_agent.interleave.layout import PARTS, PRESETS, Exchange, lay_out
 from unify_agent.interleave.packing import Limits
 from unify_agent.interleave.segments import Document, Text
 from unify_agent.interleave.visibility import dense_mask, document_spans
@@ -39,9 +39,10 @@ def trained(draw_: st.DrawFn) -> Document:
     ]
     final = f"<think>{draw_(words)}</think><recaption>{draw_(words)}</recaption>{draw_(st.sampled_from(['', ' end']))}"
     shown = [picture(number) for number in range(draw_(st.integers(0, 2)))]
+    preset = draw_(st.sampled_from(PRESETS))
     return lay_out(
         "birds/owl", [*turns, Exchange(draw_(words), grammar().encode(final))], shown, picture(9), grammar=grammar(),
-        pixels=pixels(), preset=draw_(st.sampled_from(PRESETS)), copies=draw_(st.integers(1, 2)),
+        pixels=pixels(), preset=preset, part=draw_(st.sampled_from(PARTS[preset])), copies=draw_(st.integers(1, 2)),
         context=draw_(st.sampled_from(["recaption", "request"])),
     )  # fmt: skip
 
@@ -82,18 +83,21 @@ def root(tmp_path: Path) -> Path:
 def test_segments_losses_and_visibility_are_told(root: Path, preset: str) -> None:
     source = trajectories(context(preset), root)
     out = Console(width=220, file=io.StringIO())
-    show(source.outline(source.ids().index("birds/owl2")), grammar(), 3.0, out)
+    for index in source.by_sample()["birds/owl2"]:
+        show(source.outline(index), grammar(), 3.0, out)
     text = out.file.getvalue()
     (drawing,) = [line for line in text.splitlines() if " drawing " in line]
-    assert ("recaption of 8" in drawing) == (preset == "paper") and "3-6" in drawing and "MSE 6" in drawing
-    (reference,) = [line for line in text.splitlines() if "reference_2.vit" in line]
-    assert ("its block 3-6" in reference) == (preset == "paper")
+    seen = {"paper": "3-6, recaption of 8", "released": "3-6, 9", "isolated": "1-5"}[preset]
+    assert seen in drawing and "MSE 6" in drawing
+    references = [line for line in text.splitlines() if "reference_2.vit" in line]
+    own = {"paper": ["its block 3-6"], "released": ["itself"], "isolated": ["its block 3-6", "its block 1-4"]}[preset]
+    assert all(block in line for block, line in zip(own, references, strict=True))
     assert " CE " in text and "(4 tags x 3)" in text and "</recaption>" in text
 
 
 def test_the_figure_shows_every_kind_in_its_colour(root: Path) -> None:
     source = trajectories(context(), root)
-    image = Image.open(io.BytesIO(draw(source.outline(2))))
+    image = Image.open(io.BytesIO(draw([source.outline(2)])))
     colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
     for kind, name in COLOURS.items():
         assert tuple(round(255 * part) for part in to_rgb(name)) in colours, kind

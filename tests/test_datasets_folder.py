@@ -11,6 +11,7 @@ from unify_agent.datasets import folder, index
 from unify_agent.datasets.folder import TrajectorySource, is_file_name
 from unify_agent.datasets.sources import SourceContext, count_reasons
 from unify_agent.errors import UserError
+from unify_agent.interleave.layout import PRESETS
 from unify_agent.interleave.segments import Picture, Text, Unusable
 from unify_agent.interleave.visibility import document_spans, visible_pairs
 
@@ -27,10 +28,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-@pytest.mark.parametrize("preset", ["paper", "released"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_measured_is_what_is_built(root: Path, preset: str) -> None:
     source = TrajectorySource(context(preset, copies=2), root)
-    assert not source.unusable and len(source) == 5
+    assert not source.unusable and len(source.by_sample()) == 5
     for number in range(len(source)):
         document = source.document(number, rng())
         assert document.id == source.ids()[number]

@@ -14,6 +14,7 @@ from unify_agent.datasets.loader import Dropout, Loader
 from unify_agent.datasets.sources import Mixture, Source
 from unify_agent.errors import UserError
 from unify_agent.interleave.batch import PackedBatch
+from unify_agent.interleave.layout import PARTS, PRESETS
 from unify_agent.interleave.packing import TOO_LONG, Limits
 from unify_agent.interleave.segments import Document, Drawing, Text, Unusable
 
@@ -202,15 +203,19 @@ def test_an_error_in_a_worker_reaches_the_caller_as_it_is() -> None:
         next(loader(Mixture([Failing("a", LENGTHS)], limit=100), workers=1).steps(0))
 
 
-@pytest.mark.parametrize("preset", ["paper", "released"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_folder_of_trajectories_trains_end_to_end(tmp_path: Path, preset: str) -> None:
     for number in range(6):
         add_sample(tmp_path / "birds", f"owl{number}", number % 3)
     mixture = Mixture([TrajectorySource(context(preset), tmp_path, request_share=0.3)], limit=300)
     made = loader(mixture, Limits(350, 400, 300), preset=preset, workers=1, dropout=Dropout(0.2, 0.2, 0.2))
     steps = list(made.steps(0, made.plan(0).steps))
-    assert sum(len(batch.sample_ids) for data in steps for batch in data.packs) == 6
-    assert all(len(batch.mse_at) and len(batch.ce_at) for data in steps for batch in data.packs)
+    packs = [batch for data in steps for batch in data.packs]
+    assert sum(len(batch.sample_ids) for batch in packs) == 6 * len(PARTS[preset])
+    for batch in packs:
+        drawn = [not name.endswith("/agent") for name in batch.sample_ids]
+        said = [not name.endswith("/generation") for name in batch.sample_ids]
+        assert bool(len(batch.mse_at)) == any(drawn) and bool(len(batch.ce_at)) == any(said)
 
 
 def test_packs_are_pinned_by_the_loaders_own_thread_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from unify_agent.datasets.loader import Dropout, Loader
 from unify_agent.datasets.sources import Mixture, count_reasons
 from unify_agent.errors import UserError
 from unify_agent.interleave.grammar import TAGS
+from unify_agent.interleave.layout import PRESETS
 from unify_agent.interleave.packing import Limits
 from unify_agent.interleave.segments import Drawing, Picture, Text, Unusable
 from unify_agent.training import plugins
@@ -74,7 +75,7 @@ def told(document) -> list[str]:
     return result
 
 
-@pytest.mark.parametrize("preset", ["paper", "released"])
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", ROWS)
 def test_what_is_measured_is_the_most_that_is_built(tmp_path: Path, kind: str, preset: str) -> None:
     source = KINDS[kind](context(preset, copies=2), write(tmp_path, ROWS[kind]))
@@ -225,7 +226,7 @@ def test_places_without_tables_are_named(tmp_path: Path) -> None:
         KINDS["text"](context(), tmp_path / "x.csv")
 
 
-@pytest.mark.parametrize("preset", ["paper", "released"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_mixture_of_all_kinds_trains_end_to_end(tmp_path: Path, preset: str) -> None:
     made = []
     for kind, rows in ROWS.items():

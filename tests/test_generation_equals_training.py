@@ -20,7 +20,7 @@ from unify_agent.generation.session import Markers, Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.batch import PackedBatch, PackRules, pack
 from unify_agent.interleave.grammar import Grammar
-from unify_agent.interleave.layout import PRESETS, Exchange, Pixels, Preset, drop_conditions, lay_out
+from unify_agent.interleave.layout import PARTS, PRESETS, Exchange, Pixels, Preset, drop_conditions, lay_out
 from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Segment, Text
 from unify_agent.interleave.transforms import Transform
 from unify_agent.model.losses import noised, timesteps
@@ -169,8 +169,8 @@ def picture(rng: np.random.Generator) -> Image.Image:
 def trajectory(
     preset: Preset, words: Grammar, rng: np.random.Generator, name: str, *, references: int, copies: int = 1,
     context: Literal["recaption", "request"] = "recaption",
-) -> Document:  # fmt: skip
-    """A random trajectory of one to three turns in a preset's layout."""
+) -> list[Document]:  # fmt: skip
+    """The documents of a random trajectory of one to three turns in a preset's layout; the last one draws."""
 
     def speech(most: int = 12) -> str:
         return " ".join(f"w{i}" for i in rng.integers(0, 300, rng.integers(1, most)))
@@ -179,10 +179,12 @@ def trajectory(
              for _ in range(rng.integers(0, 3))]  # fmt: skip
     final = words.encode(f"<think> {speech()} </think> <recaption> {speech()} </recaption>")
     turns.append(Exchange(f"{speech()} <observation> {speech()} </observation>", final))
-    return lay_out(
-        name, turns, [picture(rng) for _ in range(references)], picture(rng), grammar=words, pixels=PIXELS,
-        preset=preset, context=context, copies=copies,
-    )  # fmt: skip
+    shown, target = [picture(rng) for _ in range(references)], picture(rng)
+    return [
+        lay_out(f"{name}/{part}", turns, shown, target, grammar=words, pixels=PIXELS, preset=preset, part=part,
+                context=context, copies=copies)
+        for part in PARTS[preset]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dropped", [False, True])
@@ -191,13 +193,15 @@ def trajectory(
 def test_a_trajectory_means_the_same_in_training_and_in_generation(preset: Preset, seed: int, dropped: bool) -> None:
     rng = np.random.default_rng(seed)
     words = grammar()
-    documents = []
-    for number in range(4):
-        document = trajectory(
+    documents: list[Document] = []
+    for number in range(4 // len(PARTS[preset])):
+        documents += trajectory(
             preset, words, rng, f"t{number}", references=int(rng.integers(0, 3)), copies=int(rng.integers(1, 3)),
             context="request" if rng.random() < 0.2 else "recaption",
         )  # fmt: skip
-        documents.append(drop_conditions(document, rng, preset, text=0.5, vit=0.5, vae=0.5) if dropped else document)
+    if dropped:
+        documents = [drop_conditions(each, rng, preset, text=0.5, vit=0.5, vae=0.5) for each in documents]
+    documents = [documents[k] for k in rng.permutation(4)]
     compare(documents, words, seed, pad_to=(1, 16)[seed % 2])
 
 
@@ -223,12 +227,12 @@ def test_guidance_compares_with_what_condition_dropout_trains(preset: Preset, se
     """The branch with the text hidden is the document that dropout makes; the one with the pictures hidden is the
     document without them.
 
-    Two differences are meant: in `paper` dropout hides pictures from the drawing only, while the branch computes the
-    recaption anew; `released` numbers the branch without pictures from a smaller rope id, as BAGEL does, which
+    Two differences are meant: but in `released` dropout hides pictures from the drawing only, while the branch computes
+    the recaption anew; `released` numbers the branch without pictures from a smaller rope id, as BAGEL does, which
     `keep_rope` undoes.
     """
     rng, words = np.random.default_rng(50 + seed), grammar()
-    document = trajectory(preset, words, rng, "t", references=2)
+    document = trajectory(preset, words, rng, "t", references=2)[-1]
     batch = trained(document, words)[0]
     session = Session(*tiny(), words)
     session.append([0], [[s for s in document.segments if not isinstance(s, Drawing)]], [batch.vae_noise[:-1]])
@@ -242,7 +246,7 @@ def test_guidance_compares_with_what_condition_dropout_trains(preset: Preset, se
         velocity = Denoiser(session, found, drawing.grid)(x[None], t.item(), BRANCHES)[number][0]
         return ((velocity - expected).norm() / expected.norm()).item()
 
-    own = preset == "paper"
+    own = preset != "released"
     no_text = drop_conditions(document, rng, preset, text=1.0, vit=0.0, vae=0.0)
     no_pictures = drop_conditions(document, rng, preset, text=0.0, vit=1.0, vae=1.0)
     assert branch(0, document, own) < TOLERANCE

@@ -22,7 +22,7 @@ from unify_agent.agent.wording import LANGUAGES, load_prompts
 from unify_agent.datasets.records import lay_out_record, read_record
 from unify_agent.generation.text import Decoded
 from unify_agent.interleave.grammar import MARKERS, TAGS, misplaced_tag, unsafe_in_user
-from unify_agent.interleave.layout import PRESETS
+from unify_agent.interleave.layout import PARTS, PRESETS
 from unify_agent.interleave.segments import Document, Drawing, Text, Unusable
 from unify_agent.search.base import TextHit
 
@@ -120,7 +120,8 @@ def trained(episode: Episode, preset: str) -> Document | str:
     record = read_record(json.loads(to_trajectory(episode, "unified").to_json()), "x")
     target, references = picture(0), episode.reference_pictures
     try:
-        return lay_out_record("x", record, references, target, context(preset), pixels(), strict=False)
+        part = PARTS[preset][0]
+        return lay_out_record("x", record, references, target, context(preset), pixels(), part=part, strict=False)
     except Unusable as error:
         return error.reason
 

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from unify_agent.interleave.batch import generator, pack
 from unify_agent.interleave.blocks import BlockTables, block_tables
-from unify_agent.interleave.layout import PRESETS, Exchange, Preset, drop_conditions, lay_out
+from unify_agent.interleave.layout import PARTS, PRESETS, Exchange, Preset, drop_conditions, lay_out
 from unify_agent.interleave.segments import Document
 from unify_agent.interleave.visibility import Span, dense_mask
 from unify_agent.model.attention import DenseAttention, FlexAttention, SegmentsAttention, block_mask
@@ -73,19 +73,21 @@ def trajectories(preset: Preset, dropped: float = 0.0, samples: int = 2) -> list
     made = []
     for number in range(samples):
         shown = [picture(each) for each in range(number % 3)]
-        document = lay_out(
-            str(number),
-            exchanges,
-            shown,
-            picture(9),
-            grammar=grammar(),
-            pixels=pixels(),
-            preset=preset,
-            context="request" if number % 4 == 3 else "recaption",
-            copies=1 + number % 2,
-        )
-        rng = generator(0, 0, str(number))
-        made.append(drop_conditions(document, rng, preset, text=dropped, vit=dropped, vae=dropped))
+        for part in PARTS[preset]:
+            document = lay_out(
+                f"{number}/{part}",
+                exchanges,
+                shown,
+                picture(9),
+                grammar=grammar(),
+                pixels=pixels(),
+                preset=preset,
+                part=part,
+                context="request" if number % 4 == 3 else "recaption",
+                copies=1 + number % 2,
+            )
+            rng = generator(0, 0, str(number))
+            made.append(drop_conditions(document, rng, preset, text=dropped, vit=dropped, vae=dropped))
     return made
 
 
@@ -111,8 +113,9 @@ def test_segments_attention_equals_the_oracle(parts: list[Document], pad_to: int
     torch.testing.assert_close(SegmentsAttention(batch.spans, batch.length, chunk)(0, q, k, v), expected)
 
 
-def test_flex_attention_equals_the_oracle() -> None:
-    batch = pack(trajectories("paper", 0.3), RULES, pad_to=128)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_flex_attention_equals_the_oracle(preset: Preset) -> None:
+    batch = pack(trajectories(preset, 0.3), RULES, pad_to=128)
     q, k, v = qkv(batch.length)
     expected = DenseAttention(dense_mask(batch.spans))(0, q, k, v)
     torch.testing.assert_close(FlexAttention(batch.spans, batch.length, "cpu")(0, q, k, v), expected)

@@ -146,6 +146,7 @@ def test_the_context_fingerprint_names_tokenizer_transforms_preset_and_copies() 
     prints = {
         context("paper").fingerprint,
         context("released").fingerprint,
+        context("isolated").fingerprint,
         context("paper", copies=2).fingerprint,
     }
-    assert len(prints) == 3
+    assert len(prints) == 4

@@ -11,7 +11,7 @@ from data.openmoji.pretrain import COPIES, Pictures, PretrainSource
 from unify_agent.datasets.sources import SourceContext
 from unify_agent.errors import UserError
 from unify_agent.interleave.grammar import TAGS, Grammar
-from unify_agent.interleave.layout import REFERENCES, Pixels
+from unify_agent.interleave.layout import PRESETS, REFERENCES, Pixels
 from unify_agent.interleave.segments import Drawing, Gap, Picture, Text
 from unify_agent.interleave.transforms import Transform
 
@@ -35,12 +35,26 @@ def _same(left, right):
     return (left.pixels == right.pixels).all() and (left.patch == right.patch)
 
 
-@pytest.mark.parametrize("preset", ["paper", "released"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_sample_fits_the_length_that_was_promised(world, grammar, preset):
     source = _source(world, grammar, preset)
-    assert len(source) == len(set(source.ids())) == 400
+    assert len(source) == len(set(source.ids())) and (len(source) == 400) == (preset != "isolated")
     for index in range(150):
         assert source.document(index, np.random.default_rng(index)).slots <= source.slots(index)
+
+
+def test_in_layout_isolated_what_is_asked_and_what_is_drawn_are_documents_of_their_own(world, grammar):
+    source = _source(world, grammar, "isolated", shares={"reference": 1.0}, asked=0.5)
+    documents = [source.document(index, np.random.default_rng(index)) for index in range(len(source))]
+    drawn = [d.segments for d in documents if isinstance(d.segments[-1], Drawing)]
+    said = [d.segments for d in documents if not isinstance(d.segments[-1], Drawing)]
+    assert (len(drawn), len(said)) == (400, 200)
+    for *shown, text, drawing in drawn:
+        assert isinstance(text, Text) and (text.loss, text.role, text.name) == (False, "context", "recaption")
+        assert drawing.sees == ("recaption", *(p.name for p in shown)) and {p.block for p in shown} == {REFERENCES}
+    for asked, *shown, text in said:
+        assert asked.role == "user" and text.loss and len(shown) in (2, 4)
+        assert grammar.decode(text.ids).startswith("<recaption>")
 
 
 def test_the_same_chance_gives_the_same_sample_and_another_gives_another(world, grammar):

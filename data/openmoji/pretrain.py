@@ -9,13 +9,15 @@ Tasks of `PretrainSource` (`shares` sum to 1):
 * `caption`: a picture as the ViT sees it, and the sentence that describes it.
 * `copying`: text only, see `copying.py`.
 
+In layout `isolated` a sample with a request is two: one that is asked and recaptions, one that draws.
+
 No agent trajectory: nothing here thinks, calls a tool or reads an observation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -32,7 +34,7 @@ from unify_agent.datasets.sources import Source, SourceContext
 from unify_agent.errors import UserError
 from unify_agent.files import digest
 from unify_agent.interleave.grammar import Grammar
-from unify_agent.interleave.layout import assistant_text
+from unify_agent.interleave.layout import PARTS, Part, Preset, assistant_text
 from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Segment, Text
 
 SHARES = {"reference": 0.46, "common": 0.08, "caption": 0.06, "copying": 0.4}
@@ -55,6 +57,7 @@ class _Kind:
     copying: str = ""
     references: int = 0
     asked: bool = False
+    part: Part = "whole"
 
 
 class PretrainSource(Source):
@@ -112,7 +115,12 @@ class PretrainSource(Source):
                     kinds.append(_Kind(task, references=references, asked=number < asked))
         kinds = (kinds + [kinds[-1]] * self.size)[: self.size]
         order = np.random.Generator(np.random.Philox(key=[self.seed, SEED])).permutation(len(kinds))
-        return [kinds[k] for k in order]
+        return [replace(kinds[k], part=part) for k in order for part in self._parts(kinds[k])]
+
+    def _parts(self, kind: _Kind) -> tuple[Part, ...]:
+        """The documents of a sample. Without a request there is no more to it than the one that draws."""
+        parts = PARTS[self.context.preset] if kind.task in COPIES else ("whole",)
+        return parts if kind.asked else parts[-1:]
 
     # ---- what packing asks
 
@@ -137,12 +145,14 @@ class PretrainSource(Source):
         if kind.task == "caption":
             return vit + _LONGEST["caption"] + 2
         recaptions = 2 if self.context.preset == "released" and kind.asked else 1
-        texts = recaptions * (_LONGEST["recaption"] + 2) + kind.asked * (_LONGEST["asked"] + 2)
-        return texts + kind.references * (vae + vit) + self.copies[kind.task] * vae
+        asked = kind.asked and kind.part != "generation"
+        texts = recaptions * (_LONGEST["recaption"] + 2) + asked * (_LONGEST["asked"] + 2)
+        drawings = self.copies[kind.task] if kind.part != "agent" else 0
+        return texts + kind.references * (vae + vit) + drawings * vae
 
     def pairs(self, index: int) -> int:
         slots, kind = self.slots(index), self._kinds[index]
-        if kind.task not in self.copies:
+        if kind.task not in self.copies or kind.part == "agent":
             return slots * (slots + 1) // 2
         vae = self._picture_slots[0]
         past = slots - self.copies[kind.task] * vae
@@ -185,13 +195,15 @@ class PretrainSource(Source):
             ids = _tagged(self._ids(recaption(scene, name, kind.references, language)), grammar)
             if len(asked) <= _LONGEST["asked"] and len(ids) <= _LONGEST["recaption"]:
                 break
-        segments: list[Segment] = [Text(asked, role="user")] if kind.asked else []
-        hidden = rng.random() < self.hidden
+        segments: list[Segment] = [Text(asked, role="user")] if kind.asked and kind.part != "generation" else []
+        hidden = rng.random() < self.hidden and kind.part != "agent"
         for number in range(1, kind.references + 1):
             shown = Image.fromarray(reference_picture(self.drawings[entity.id], number, rng))
-            pair = pixels.reference(shown, number, joint=preset == "paper")
+            pair = pixels.reference(shown, number, joint=preset != "released")
             segments += [Gap() for _ in pair] if hidden else pair
-        segments += _recaption_segments(ids, grammar, preset, trained=kind.asked)
+        segments += _recaption_segments(ids, grammar, preset, kind)
+        if kind.part == "agent":
+            return segments
         named = [segment.name for segment in segments if isinstance(segment, Picture) and segment.name]
         target = pixels.vae(Image.fromarray(self._compose(scene, entity.id)))
         sees = ("recaption", *named)
@@ -217,14 +229,17 @@ def _tagged(ids: tuple[int, ...], grammar: Grammar) -> tuple[int, ...]:
     return (grammar.tag_ids["<recaption>"], *line, *ids, *line, grammar.tag_ids["</recaption>"])
 
 
-def _recaption_segments(tagged: tuple[int, ...], grammar: Grammar, preset: str, trained: bool) -> list[Segment]:
-    """The recaption as the last turn of a trajectory holds it, between its tags; see `layout.lay_out`."""
+def _recaption_segments(tagged: tuple[int, ...], grammar: Grammar, preset: Preset, kind: _Kind) -> list[Segment]:
+    """The recaption as the documents of a trajectory hold it; see `layout.lay_out`."""
     whole = assistant_text(tagged, grammar, final=True)
     if preset == "paper":
-        return [Text(whole.ids, loss=trained, role="recaption", spans=whole.spans)]
+        return [Text(whole.ids, loss=kind.asked, role="recaption", spans=whole.spans)]
     start, stop = whole.spans["recaption"]
     context = Text(whole.ids[start : stop - 2], role="context", name="recaption")
-    return [Text(whole.ids, loss=True, role="recaption"), context] if trained else [context]
+    trained = Text(whole.ids, loss=True, role="recaption")
+    if kind.part == "agent":
+        return [trained]
+    return [trained, context] if kind.asked and kind.part == "whole" else [context]
 
 
 def reference_picture(rgba: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:

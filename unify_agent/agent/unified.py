@@ -6,6 +6,7 @@ reply, the references before the input of the final turn. The picture then sees
     paper      its recaption between the tags and the references, in the history cache
     released   a fresh context of the references and the recaption as text, as the public agent does; with
                `AgentOptions(history=True)` the history cache with the recaption repeated, as its training sees it
+    isolated   a fresh context of the references and the recaption as text, the document that its training draws from
 
 What was said by another policy, or is to be drawn after a change (`edit_recaption`, `hide_while_recaptioning`), is
 appended anew from the episode's record; an episode without turns is drawn from its bare request.
@@ -134,7 +135,7 @@ class UnifiedPolicy:
                 found = session.add_pictures(
                     [state.row for state in states],
                     [episode.reference_pictures for episode in group],
-                    joint=self.preset == "paper",
+                    joint=self.preset != "released",
                     parts=[part for part in PARTS if part != hidden],
                 )
                 for state, ranges in zip(states, found, strict=True):
@@ -155,7 +156,7 @@ class UnifiedPolicy:
             seeds = [episode.seed for episode in group]
             pictures = session.draw(
                 rows, sees, [self.size] * len(group), self.settings, seeds,
-                keep_rope=self.preset == "paper", progress=self.on_step,
+                keep_rope=self.preset != "released", progress=self.on_step,
             )  # fmt: skip
             for episode, picture in zip(group, pictures, strict=True):
                 drawn[id(episode)] = picture
@@ -221,7 +222,7 @@ class UnifiedPolicy:
             found = self._recaption_of(state.episode, state.ids)
             if found is None:
                 text = state.request
-            elif self.preset == "paper":
+            elif self.preset != "released":
                 text = (state.span[0] + 1 + found[0], state.span[0] + 1 + found[1])
             else:
                 (text,) = session.add_text([state.row], [state.ids[found[0] + 1 : found[1] - 1]])
@@ -229,7 +230,7 @@ class UnifiedPolicy:
         return result
 
     def _reference_parts(self, episode: Episode) -> list[Picture]:
-        joint = self.preset == "paper"
+        joint = self.preset != "released"
         pairs = [self.pixels.reference(p, k, joint) for k, p in enumerate(episode.reference_pictures, 1)]
         return [part for pair in pairs for part in pair]
 

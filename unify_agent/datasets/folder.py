@@ -22,7 +22,7 @@ from unify_agent.datasets.indexed import CHANGED, Opener, measured, shapes_only
 from unify_agent.datasets.records import MAX_REFERENCES, RecordSource, is_file_name, records_in
 from unify_agent.datasets.trajectory import Trajectory
 from unify_agent.errors import UserError
-from unify_agent.interleave.layout import Pixels
+from unify_agent.interleave.layout import Part, Pixels
 from unify_agent.interleave.segments import Document, Unusable
 from unify_agent.interleave.transforms import peek_picture
 
@@ -59,18 +59,29 @@ class TrajectorySource(RecordSource):
     def build(self, index: int, opener: Opener, pixels: Pixels, rng: np.random.Generator | None) -> Document:
         file, entry = self.samples[index]
         record = self.record(index)
-        from_request = self._chance(rng)
         names = pictures_of(self.root, folder_of(file), record.ip_index)
-        return self._document(entry.id, record, names, opener, pixels, from_request)
+        return self._document(entry.name, record, names, opener, pixels, entry.part, rng)
 
     def _document(
-        self, name: str, record: Trajectory, names: list[str], opener: Opener, pixels: Pixels, from_request: bool
+        self,
+        name: str,
+        record: Trajectory,
+        names: list[str],
+        opener: Opener,
+        pixels: Pixels,
+        part: Part,
+        rng: np.random.Generator | None = None,
     ) -> Document:
+        """`names`: those of the references, then that of the target."""
         pictures: list[Image.Image] = []
         try:
-            for each in names:
+            for each in names[:-1]:
                 pictures.append(opener(self.root / each))
-            return self._laid_out(name, record, pictures, pixels, from_request)
+            target = None
+            if part != "agent":
+                target = opener(self.root / names[-1])
+                pictures.append(target)
+            return self._laid_out(name, record, pictures[: len(names) - 1], target, pixels, part, rng)
         finally:
             for picture in pictures:
                 picture.close()
@@ -87,12 +98,13 @@ class TrajectorySource(RecordSource):
             name = f"{file}#{number}" if len(records) > 1 else file
             if not isinstance(record, Unusable) and is_file_name(record.ip_index):
                 name = sample_id(folder, record.ip_index)
-            entries.append(measured(name, number, partial(self._outlined, name, folder, record, looked_at)))
+            outlined = partial(self._outlined, name, folder, record, looked_at)
+            entries += measured(name, number, outlined, self.parts)
         return Measured(entries, list(dict.fromkeys(looked_at)))
 
     def _outlined(
         self, name: str, folder: str, record: Trajectory | Unusable, looked_at: list[str]
-    ) -> Document:
+    ) -> list[Document]:
         if isinstance(record, Unusable):
             raise record
         if not is_file_name(record.ip_index):
@@ -104,7 +116,8 @@ class TrajectorySource(RecordSource):
             looked_at += [f"{folder}/images", folder]
             raise
         looked_at += taken
-        return self._document(name, record, taken, peek_picture, shapes_only(self.context.pixels), False)
+        pixels = shapes_only(self.context.pixels)
+        return [self._document(name, record, taken, peek_picture, pixels, part) for part in self.parts]
 
 
 def find_trajectories(path: Path) -> list[str]:

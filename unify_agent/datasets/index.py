@@ -1,9 +1,9 @@
 """The length index: how many slots and visible pairs each sample has, known before anything is decoded.
 
 One JSON file for a source, in a cache folder; its name says what lengths depend on (the folder, the tokenizer, the
-transforms, the preset). A file of records is measured anew when it, or a picture or folder that was looked at for it,
-has another size or time; when only the time of the records is another, their content decides. Several processes
-measure many files, and of several ranks one measures while the others wait for its result.
+transforms, the preset) and the version of this index. A file of records is measured anew when it, or a picture or
+folder that was looked at for it, has another size or time; when only the time of the records is another, their content
+decides. Several processes measure many files, and of several ranks one measures while the others wait for its result.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import Any
 
 from unify_agent.errors import UserError
 from unify_agent.files import digest, write_json
+from unify_agent.interleave.layout import Part
 
-VERSION = 2
+VERSION = 3
 PARALLEL_FROM = 2000
 """Fewer new files than this are measured in this process: starting others costs seconds."""
 
@@ -44,15 +45,22 @@ STAT_THREADS = 16
 
 @dataclass(frozen=True)
 class Entry:
-    """One sample, or what takes its place when it cannot be used (`reason` is set then)."""
+    """One document of a sample, or what takes the sample's place when it cannot be used (`reason` is set then)."""
 
     id: str
+    """Of the sample, which in some layouts is trained as several documents."""
     record: int
     """Its position in its file."""
     slots: int = 0
     pairs: int = 0
     reason: str = ""
     detail: str = ""
+    part: Part = "whole"
+
+    @property
+    def name(self) -> str:
+        """Of the document: unique where ids are, since no part's name has a separator."""
+        return self.id if self.part == "whole" else f"{self.id}/{self.part}"
 
 
 @dataclass(frozen=True)

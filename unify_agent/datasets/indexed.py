@@ -8,7 +8,7 @@ and the one that is trained come from the same lines.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from unify_agent.datasets.index import Entry, Measured, build_index
+from unify_agent.datasets.index import VERSION, Entry, Measured, build_index
 from unify_agent.datasets.sources import Skipped, Source, SourceContext
 from unify_agent.files import digest
-from unify_agent.interleave.layout import Pixels
+from unify_agent.interleave.layout import Part, Pixels
 from unify_agent.interleave.segments import Document, Unusable
 from unify_agent.interleave.transforms import PictureFile, Transform, open_picture, peek_picture
 from unify_agent.interleave.visibility import document_spans, visible_pairs
@@ -36,26 +36,30 @@ class Opener(Protocol):
 
 
 class IndexedSource(Source):
-    """`files`: names below `root`, in an order that does not change. `options`: all else that lengths depend on."""
+    """`files`: names below `root`, in an order that does not change. `options`: all else that lengths depend on.
+
+    `samples`: the file and entry of every document; where a layout makes several of a sample, they follow one another.
+    """
 
     def __init__(
         self, context: SourceContext, path: Path, root: Path, files: list[str], name: str, options: str = ""
     ) -> None:
         self.context, self.root, self.name, self._options = context, root, name, options
-        key = digest(type(self).__name__, str(path.resolve()), options, context.fingerprint)[:16]
+        key = digest(type(self).__name__, str(VERSION), str(path.resolve()), options, context.fingerprint)[:16]
         cache = context.cache / f"lengths-{key}.json" if context.cache is not None else None
         self.samples: list[tuple[str, Entry]] = []
-        self.unusable: list[Skipped] = []
-        seen: set[str] = set()
+        first: dict[str, tuple[str, int]] = {}
+        unusable: dict[tuple[str, int, str], Skipped] = {}
         for file, entries in build_index(root, files, self._measure, cache=cache).items():
             for entry in entries:
-                if not entry.reason and entry.id in seen:
+                place = (file, entry.record)
+                if first.setdefault(entry.id, place) != place and not entry.reason:
                     entry = replace(entry, reason=DUPLICATE, detail=file)
-                seen.add(entry.id)
                 if entry.reason:
-                    self.unusable.append(Skipped(entry.id, entry.reason, entry.detail))
+                    unusable[*place, entry.id] = Skipped(entry.id, entry.reason, entry.detail)
                 else:
                     self.samples.append((file, entry))
+        self.unusable: list[Skipped] = list(unusable.values())
 
     @abstractmethod
     def _measure(self, file: str) -> Measured:
@@ -63,7 +67,7 @@ class IndexedSource(Source):
 
     @abstractmethod
     def build(self, index: int, opener: Opener, pixels: Pixels, rng: np.random.Generator | None) -> Document:
-        """A sample. Without `rng` the longest of what chance could choose. Raises `Unusable`."""
+        """A document. Without `rng` the longest of what chance could choose. Raises `Unusable`."""
 
     def document(self, index: int, rng: np.random.Generator) -> Document:
         return self.build(index, open_picture, self.context.pixels, rng)
@@ -74,11 +78,18 @@ class IndexedSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        lengths = "\n".join(f"{entry.id} {entry.slots} {entry.pairs}" for _, entry in self.samples)
+        lengths = "\n".join(f"{entry.name} {entry.slots} {entry.pairs}" for _, entry in self.samples)
         return digest(self.context.fingerprint, self._options, lengths)[:16]
 
     def ids(self) -> list[str]:
-        return [entry.id for _, entry in self.samples]
+        return [entry.name for _, entry in self.samples]
+
+    def by_sample(self) -> dict[str, list[int]]:
+        """Indices of each sample's documents, by the sample's id."""
+        found: dict[str, list[int]] = {}
+        for index, (_, entry) in enumerate(self.samples):
+            found.setdefault(entry.id, []).append(index)
+        return found
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -90,13 +101,18 @@ class IndexedSource(Source):
         return self.samples[index][1].pairs
 
 
-def measured(name: str, record: int, build: Callable[[], Document]) -> Entry:
-    """The entry of one sample, whether it can be built or not."""
+def measured(
+    name: str, record: int, build: Callable[[], Sequence[Document]], parts: Sequence[Part] = ("whole",)
+) -> list[Entry]:
+    """The entries of one sample's documents, in the order of `parts`, or one entry when it cannot be built."""
     try:
-        document = build()
+        documents = build()
     except Unusable as error:
-        return Entry(name, record, reason=error.reason, detail=str(error))
-    return Entry(name, record, document.slots, visible_pairs(document_spans(document)))
+        return [Entry(name, record, reason=error.reason, detail=str(error))]
+    return [
+        Entry(name, record, document.slots, visible_pairs(document_spans(document)), part=part)
+        for part, document in zip(parts, documents, strict=True)
+    ]
 
 
 def shapes_only(pixels: Pixels) -> Pixels:

@@ -58,7 +58,7 @@ class EditingSource(TableSource):
     def lay_out(self, row: EditingRow, show: Show, words: Words, pixels: Pixels) -> Sequence[Segment]:
         sources: list[Picture] = []
         for number, each in enumerate(_several(row.source), 1):
-            sources += pixels.reference(show(each), number, joint=self.context.preset == "paper")
+            sources += pixels.reference(show(each), number, joint=self.context.preset != "released")
         if not sources:
             raise Unusable("no source picture")
         instruction = Text(words.choose(row.instruction), role="context", name="instruction")

@@ -31,7 +31,7 @@ from unify_agent.datasets.records import RecordSource, is_file_name, read_record
 from unify_agent.datasets.trajectory import Trajectory
 from unify_agent.errors import UserError
 from unify_agent.files import read_json
-from unify_agent.interleave.layout import Pixels
+from unify_agent.interleave.layout import Part, Pixels
 from unify_agent.interleave.segments import Document, Unusable
 from unify_agent.interleave.transforms import peek_picture
 
@@ -63,38 +63,47 @@ class PackedTrajectorySource(RecordSource):
         row = read_row(self.root / file, entry.record, tuple(COLUMNS))
         if row["id"] != entry.id:
             raise Unusable(CHANGED, entry.id)
-        return self._document(entry.id, row, opener, pixels, self._chance(rng))
+        return self._document(entry.name, row, opener, pixels, entry.part, rng)
 
     def _document(
-        self, name: str, row: dict[str, Any], opener: Opener, pixels: Pixels, from_request: bool = False
+        self,
+        name: str,
+        row: dict[str, Any],
+        opener: Opener,
+        pixels: Pixels,
+        part: Part,
+        rng: np.random.Generator | None = None,
     ) -> Document:
-        record = _record(row, name)
-        stored = [*row["references"], _target(row, name)]
-        pictures = [opener(each["bytes"], each["path"]) for each in stored]
-        return self._laid_out(name, record, pictures, pixels, from_request)
+        record, target = _record(row, name), _target(row, name)
+        references = [opener(each["bytes"], each["path"]) for each in row["references"]]
+        drawn = opener(target["bytes"], target["path"]) if part != "agent" else None
+        return self._laid_out(name, record, references, drawn, pixels, part, rng)
 
     def _measure(self, file: str) -> Measured:
         path, entries = self.root / file, []
+        number = 0
         try:
-            for number, row in enumerate(_light_rows(path)):
-                entries.append(measured(row["id"], number, partial(self._outlined, path, number, row)))
+            for row in _light_rows(path):
+                entries += measured(row["id"], number, partial(self._outlined, path, number, row), self.parts)
+                number += 1
         except Unusable as error:  # what was read before is kept
-            entries.append(Entry(file, len(entries), reason=error.reason, detail=str(error)))
+            entries.append(Entry(file, number, reason=error.reason, detail=str(error)))
         return Measured(entries, [file])
 
-    def _outlined(self, path: Path, number: int, row: dict[str, Any]) -> Document:
+    def _outlined(self, path: Path, number: int, row: dict[str, Any]) -> list[Document]:
         if row["record"] is None:
             whole = read_row(path, number, ("files",))["files"][0]
             records_in(whole["bytes"], whole["path"])
             raise Unusable("trajectory file is not JSON", whole["path"])
-        record, pixels = _record(row, row["id"]), shapes_only(self.context.pixels)
+        name, record, pixels = row["id"], _record(row, row["id"]), shapes_only(self.context.pixels)
         if not is_file_name(record.ip_index):
             raise Unusable("ip_index is no file name", repr(record.ip_index))
         if not all(row["sizes"]):  # a picture that was unreadable when it was packed: read it, to say why
-            return self._document(row["id"], read_row(path, number, tuple(COLUMNS)), peek_picture, pixels)
-        _target(row, row["id"])
-        sized = [cast(Image.Image, _Sized((width, height))) for width, height in row["sizes"]]
-        return self._laid_out(row["id"], record, sized, pixels, False)
+            read = read_row(path, number, tuple(COLUMNS))
+            return [self._document(name, read, peek_picture, pixels, part) for part in self.parts]
+        _target(row, name)
+        *references, target = [cast(Image.Image, _Sized((width, height))) for width, height in row["sizes"]]
+        return [self._laid_out(name, record, references, target, pixels, part) for part in self.parts]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from unify_agent.datasets.indexed import IndexedSource
 from unify_agent.datasets.sources import SourceContext
 from unify_agent.datasets.trajectory import Trajectory, Turn
 from unify_agent.interleave.grammar import misplaced_tag, unsafe_in_user
-from unify_agent.interleave.layout import Exchange, Pixels, lay_out
+from unify_agent.interleave.layout import PARTS, Exchange, Part, Pixels, lay_out
 from unify_agent.interleave.segments import Document, Unusable
 
 MAX_REFERENCES = 2
@@ -68,14 +68,15 @@ def lay_out_record(
     name: str,
     record: Trajectory,
     references: Sequence[Image.Image],
-    target: Image.Image,
+    target: Image.Image | None,
     context: SourceContext,
     pixels: Pixels,
     *,
+    part: Part = "whole",
     from_request: bool = False,
     strict: bool = True,
 ) -> Document:
-    """The document of a record and its pictures.
+    """The document of a record and its pictures, or the `part` of it that is asked for (see `lay_out`).
 
     `strict`: a turn whose tags are not well-formed is not trained on. Raises `Unusable`.
     """
@@ -100,6 +101,7 @@ def lay_out_record(
         grammar=context.grammar,
         pixels=pixels,
         preset=context.preset,
+        part=part,
         context="request" if from_request else "recaption",
         copies=context.copies,
     )
@@ -123,6 +125,7 @@ class RecordSource(IndexedSource):
         path = Path(path)
         files = self.find(path)
         self.request_share, self.strict = request_share, strict
+        self.parts = PARTS[context.preset]
         root = path if path.is_dir() else path.parent
         super().__init__(context, path, root, files, name or path.resolve().stem, f"{request_share} {strict}")
 
@@ -131,18 +134,31 @@ class RecordSource(IndexedSource):
     def find(path: Path) -> list[str]:
         """The files of records, below `path` or its folder. Raises UserError when there is none."""
 
-    def _chance(self, rng: np.random.Generator | None) -> bool:
-        """Whether this time the picture is drawn from the request."""
-        return rng is not None and bool(rng.random() < self.request_share)
-
     def _laid_out(
-        self, name: str, record: Trajectory, pictures: Sequence[Image.Image], pixels: Pixels, from_request: bool
+        self,
+        name: str,
+        record: Trajectory,
+        references: Sequence[Image.Image],
+        target: Image.Image | None,
+        pixels: Pixels,
+        part: Part,
+        rng: np.random.Generator | None = None,
     ) -> Document:
-        """`pictures`: the references, then the target."""
-        *references, target = pictures
-        return lay_out_record(
-            name, record, references, target, self.context, pixels, from_request=from_request, strict=self.strict
-        )
+        """One document of a record. By chance the picture is drawn from the request; without `rng` the document is the
+        longest that this can make."""
+
+        def made(from_request: bool) -> Document:
+            return lay_out_record(
+                name, record, references, target, self.context, pixels,
+                part=part, from_request=from_request, strict=self.strict,
+            )  # fmt: skip
+
+        if rng is not None:
+            return made(bool(rng.random() < self.request_share))
+        document = made(False)
+        if part == "generation" and self.request_share:
+            document = max(document, made(True), key=lambda each: each.slots)
+        return document
 
 
 def is_unicode(text: str) -> bool:

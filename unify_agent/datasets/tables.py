@@ -158,16 +158,16 @@ class TableSource(IndexedSource):
         looked_at, entries = [file], []
         pixels = shapes_only(self.context.pixels)
 
-        def outline(name: str, content: bytes | dict[str, Any]) -> Document:
+        def outline(name: str, content: bytes | dict[str, Any]) -> list[Document]:
             row = self._row(parse_line(content) if isinstance(content, bytes) else content)
-            return self._document(name, row, peek_picture, pixels, None, looked_at)
+            return [self._document(name, row, peek_picture, pixels, None, looked_at)]
 
         try:
             for number, (place, content) in enumerate(rows_of(self.root / file)):
                 name = f"{file}#{number}"
                 with suppress(Unusable):
                     name = id_of(parse_line(content) if isinstance(content, bytes) else content) or name
-                entries.append(measured(name, place, partial(outline, name, content)))
+                entries += measured(name, place, partial(outline, name, content))
         except Unusable as error:
             entries.append(Entry(file, 0, reason=error.reason, detail=str(error)))
         if not entries:

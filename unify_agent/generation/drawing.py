@@ -78,8 +78,8 @@ def contexts(
     """The context of each of `branches` (see `sampler.BRANCHES`; the first is `full`) of a picture in each row.
 
     `sees` None is the whole row. `keep_rope`: hidden segments still use up their rope ids, as in training's
-    condition dropout of preset `paper`; otherwise a branch is numbered as if they had never been there, as in
-    BAGEL.
+    condition dropout of presets `paper` and `isolated`; otherwise a branch is numbered as if they had never been
+    there, as in BAGEL.
     """
     every = list(range(len(rows)))
     visible = [

@@ -155,7 +155,7 @@ class Session:
     ) -> list[list[Range]]:
         """Append reference pictures, for each its VAE block and then its ViT block (only those in `parts`).
 
-        `joint`: all of a row's group form one full block (preset `paper`), else each block is its own. -> for
+        `joint`: all of a row's group form one full block (not in preset `released`), else each is its own. -> for
         each row the ranges of its blocks in order. A row's group may be empty.
         """
         assert self.pixels is not None, "a session without transforms takes no PIL pictures"

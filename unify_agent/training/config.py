@@ -14,7 +14,7 @@ from omegaconf import MISSING
 TASKS = ("sft", "vae")
 INITS = ("pretrained", "random")
 ATTENTIONS = ("segments", "flex")
-LAYOUTS = ("paper", "released")
+LAYOUTS = ("paper", "released", "isolated")
 SCHEDULES = ("constant", "cosine")
 WEIGHTS = ("ema", "model")
 DTYPES = ("fp32", "bf16")
