@@ -272,7 +272,7 @@ class Index:
         """Rows (id, bm25, title, text) that hold all words; when these are too few, also rows that hold any of them,
         then rows that hold any two neighbouring characters of a Chinese run."""
         found = self._holding(table, columns, asked, lang, "AND") if asked else []
-        for parts in (asked, _pieces(asked)):
+        for parts in (asked, pieces(asked)):
             if len(found) < wanted and (len(parts) > 1 or parts != asked):
                 known = {row[0] for row in found}
                 found += [row for row in self._holding(table, columns, parts, lang, "OR") if row[0] not in known]
@@ -310,7 +310,7 @@ class Index:
         return rows
 
 
-def _pieces(asked: list[str]) -> list[str]:
+def pieces(asked: list[str]) -> list[str]:
     """The words, with each Chinese run of more than two characters cut into its pairs of neighbours."""
     pieces: list[str] = []
     for word in asked:
@@ -325,7 +325,7 @@ def _rank(asked: list[str], plain: str, found: list[tuple]) -> list[int]:
     A word counts fully in the title and 0.6 in the text, half of that where it is only part of a longer word. Each is
     weighted by its rarity among the candidates; a title that is the query, or holds it as it stands, comes first.
     """
-    asked = list(dict.fromkeys([*asked, *_pieces(asked)]))
+    asked = list(dict.fromkeys([*asked, *pieces(asked)]))
     hits = []
     for row, score, title, text in found:
         hits.append((row, score, title, [max(holds(title, word), 0.6 * holds(text, word)) for word in asked]))
