@@ -29,6 +29,11 @@ class SearchError(Exception):
         self.kind: Kind = kind
 
 
+def well_formed(text: str) -> str:
+    """The text with question marks for halves of surrogate pairs, which JSON can hold and nothing else takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
 @dataclass(frozen=True)
 class TextHit:
     """One text result. `text` is a summary or snippet, untrusted; `source` says where it comes from (an address)."""

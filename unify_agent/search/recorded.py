@@ -16,13 +16,13 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unify_agent.errors import UserError
 from unify_agent.files import digest, read_json, write_bytes, write_json
-from unify_agent.search.base import ImageHit, Kind, SearchBackend, SearchError, TextHit
+from unify_agent.search.base import ImageHit, Kind, SearchBackend, SearchError, TextHit, well_formed
 
 FORMAT = 1
 MANIFEST = "record.json"
@@ -66,7 +66,8 @@ class _Entry(_Strict):
     error: _Error | None = None
 
 
-Hit = TypeVar("Hit", TextHit, ImageHit)
+def _question(**arguments: str | int | None) -> dict[str, Any]:
+    return {name: well_formed(value) if isinstance(value, str) else value for name, value in arguments.items()}
 
 
 class _Folder:
@@ -77,8 +78,7 @@ class _Folder:
 
     def path(self, tool: str, arguments: dict[str, Any]) -> Path:
         """Where the answer to a question is."""
-        question = json.dumps([tool, arguments], ensure_ascii=True, sort_keys=True)
-        name = digest(question)
+        name = digest(json.dumps([tool, arguments], sort_keys=True))
         return self.folder / ANSWERS / name[:2] / f"{name}.json"
 
     def read(self, path: Path) -> _Entry | None:
@@ -154,7 +154,7 @@ def _write_once(path: Path, content: bytes) -> bool:
 
 
 class Recording:
-    """Asks `inner` what it has not been asked before, and keeps the answers. `labels` are those of an inner index."""
+    """Asks `inner` what it has not been asked before, and keeps the answers."""
 
     def __init__(self, folder: Path, inner: SearchBackend, spec: str) -> None:
         self._store, self.inner = _Folder(folder), inner
@@ -179,7 +179,7 @@ class Recording:
             hits = self.inner.text_search(q, hl, top_k)
             return {"texts": [_Text(title=h.title, text=h.text, source=h.source, licence=h.licence) for h in hits]}
 
-        return self._store.texts(self._entry("text_search", {"q": q, "hl": hl, "top_k": top_k}, ask))
+        return self._store.texts(self._entry("text_search", _question(q=q, hl=hl, top_k=top_k), ask))
 
     def search_image(self, q: str, location: str | None = None, hl: str | None = None, num: int = 8) -> list[ImageHit]:
         """As the inner back end; the pictures are those of the folder."""
@@ -187,7 +187,7 @@ class Recording:
         def ask() -> dict[str, Any]:
             return {"pictures": [self._store.keep(hit) for hit in self.inner.search_image(q, location, hl, num)]}
 
-        asked = {"q": q, "location": location, "hl": hl, "num": num}
+        asked = _question(q=q, location=location, hl=hl, num=num)
         return self._store.images(self._entry("search_image", asked, ask))
 
     def _entry(
@@ -220,11 +220,11 @@ class Replay:
 
     def text_search(self, q: str, hl: str | None = None, top_k: int = 5) -> list[TextHit]:
         """As it was answered then."""
-        return self._store.texts(self._entry("text_search", {"q": q, "hl": hl, "top_k": top_k}))
+        return self._store.texts(self._entry("text_search", _question(q=q, hl=hl, top_k=top_k)))
 
     def search_image(self, q: str, location: str | None = None, hl: str | None = None, num: int = 8) -> list[ImageHit]:
         """As it was answered then; the pictures are those of the folder."""
-        asked = {"q": q, "location": location, "hl": hl, "num": num}
+        asked = _question(q=q, location=location, hl=hl, num=num)
         return self._store.images(self._entry("search_image", asked))
 
     def _entry(self, tool: str, asked: dict[str, Any]) -> _Entry:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from unify_agent.search.base import ImageHit, SearchError, TextHit
+from unify_agent.search.base import ImageHit, SearchError, TextHit, well_formed
 from unify_agent.search.fetch import public_url
 from unify_agent.search.passages import excerpt
 from unify_agent.search.pictures import Candidate, Pictures
@@ -30,7 +30,7 @@ SPARE = 2  # candidates asked for per picture wanted: not all of them can be fet
 def text_of(record: Any, key: str) -> str:
     """A field of an answer that should be a text; "" when it is absent or something else."""
     value = record.get(key) if isinstance(record, dict) else None
-    return value.strip() if isinstance(value, str) else ""
+    return well_formed(value).strip() if isinstance(value, str) else ""
 
 
 def list_of(answer: dict[str, Any], key: str, service: str) -> list[Any]:
@@ -123,7 +123,7 @@ def _panel(panel: Any) -> TextHit | None:
     """Google's panel about a thing: its kind, a description, facts."""
     facts = panel.get("attributes") if isinstance(panel, dict) else None
     facts = facts if isinstance(facts, dict) else {}
-    rows = [f"{name}: {value}" for name, value in facts.items() if isinstance(value, str)]
+    rows = [f"{well_formed(name)}: {text_of(facts, name)}" for name in facts if text_of(facts, name)]
     text = ". ".join(part for part in (text_of(panel, "type"), text_of(panel, "description"), *rows) if part)
     source = text_of(panel, "descriptionLink") or text_of(panel, "website")
     return TextHit(text_of(panel, "title"), text, public_url(source)) if text else None

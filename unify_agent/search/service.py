@@ -104,7 +104,7 @@ class Service:
         """
         if params:
             given = {name: value for name, value in params.items() if value is not None}
-            url += ("&" if "?" in url else "?") + urlencode(given)
+            url += ("&" if "?" in url else "?") + urlencode(given, errors="replace")
         sent = {"accept": "application/json", **(headers or {})}
         data = None
         if body is not None:
