@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from time import monotonic
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
@@ -63,6 +63,8 @@ def read_url(text: str) -> httpx.URL:
         if len(text) > LONGEST_URL:
             raise httpx.InvalidURL("too long")
         url = httpx.URL(text)
+        if url.port is not None and not 0 < url.port < 65536:
+            raise httpx.InvalidURL(f"port {url.port}")
     except (httpx.InvalidURL, ValueError) as error:
         raise SearchError("refused", f"{text[:80]!r} is not an address ({error})") from None
     if url.scheme not in SCHEMES or not url.host:
@@ -89,10 +91,10 @@ class _Clock:
     end: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.end = time.monotonic() + self.limits.seconds
+        self.end = monotonic() + self.limits.seconds
 
     def left(self) -> float:
-        left = self.end - time.monotonic()
+        left = self.end - monotonic()
         if left <= 0:
             raise httpcore.ReadTimeout(f"more than {self.limits.seconds:g} s")
         return min(left, self.limits.silence)
