@@ -124,6 +124,6 @@ def _panel(panel: Any) -> TextHit | None:
     facts = panel.get("attributes") if isinstance(panel, dict) else None
     facts = facts if isinstance(facts, dict) else {}
     rows = [f"{well_formed(name)}: {text_of(facts, name)}" for name in facts if text_of(facts, name)]
-    text = ". ".join(part for part in (text_of(panel, "type"), text_of(panel, "description"), *rows) if part)
+    text = "\n".join(part for part in (text_of(panel, "type"), text_of(panel, "description"), *rows) if part)
     source = text_of(panel, "descriptionLink") or text_of(panel, "website")
     return TextHit(text_of(panel, "title"), text, public_url(source)) if text else None
