@@ -98,6 +98,16 @@ def test_a_name_that_changes_its_address_after_the_check_changes_nothing():
         assert kind_of(client.request, "GET", f"http://rebind.example:{server.port}/")[0] == "refused"
 
 
+def test_a_name_that_takes_for_ever_to_look_up_is_given_up():
+    end = threading.Event()
+    client = fetcher(look_up=lambda host, port: end.wait(20) and [])
+    try:
+        kind, text = kind_of(client.request, "GET", "http://slow.example/", limits=Limits(seconds=0.05))
+    finally:
+        end.set()
+    assert kind == "service_down" and "in time" in text
+
+
 def test_the_next_address_of_a_host_is_tried():
     with serving(lambda asked: Reply("ok")) as server:
         client = fetcher("127.0.0.0/8", look_up=lambda host, port: ["127.0.0.9", "127.0.0.1"])

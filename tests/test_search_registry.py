@@ -75,7 +75,7 @@ def test_keys_appear_nowhere(monkeypatch, tmp_path, caplog, capfd):
             return Reply({"images": [{"title": KEY, "imageUrl": f"{server.url}/p?key={KEY}", "link": KEY}]})
         if asked.path == "/p":
             return Reply(encoded(drawing()))
-        return Reply({"detail": f"no credit for {KEY}"}, 402)
+        return Reply({"detail": f"no page for {KEY}"}, 422)
 
     with serving(answer) as server:
         found = open_backend(

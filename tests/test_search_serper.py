@@ -74,6 +74,13 @@ def test_a_page_that_cannot_be_read_leaves_its_snippet_and_says_so(backend):
     assert server.paths().count("/reader") == 2
 
 
+def test_a_reader_that_refuses_its_key_is_an_error_not_a_worse_answer(backend):
+    answer = answering(search=lambda asked: Reply({"organic": PAGES[:1]}), reader=lambda asked: Reply("", 401))
+    with serving(answer) as server, pytest.raises(SearchError, match="JINA_API_KEY is not accepted") as caught:
+        backend(server).text_search("owl")
+    assert caught.value.kind == "wrong_key"
+
+
 def test_answer_box_and_panel_come_first(backend):
     answer = {
         "answerBox": {"title": "Height", "answer": "12 cm", "link": "https://a.example"},

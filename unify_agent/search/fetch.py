@@ -15,6 +15,7 @@ import contextlib
 import ssl
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from time import monotonic
@@ -32,6 +33,9 @@ SCHEMES = ("http", "https")
 LONGEST_URL = 4000
 _KEPT_HEADERS = ("accept", "accept-encoding", "accept-language", "user-agent")
 """What a redirect to another host may see: no key among them."""
+
+
+_look_ups = ThreadPoolExecutor(16, thread_name_prefix="names")
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,9 @@ class _Network(httpcore.NetworkBackend):
         socket_options: Iterable | None = None,
     ) -> httpcore.NetworkStream:
         try:
-            addresses = self._look_up(host, port)
+            addresses = _look_ups.submit(self._look_up, host, port).result(self._clock.left())
+        except TimeoutError:
+            raise httpcore.ConnectTimeout(f"the name {host} is not looked up in time") from None
         except OSError as error:
             raise httpcore.ConnectError(f"no such host ({error})") from None
         if self._allowed is not None:
@@ -238,7 +244,7 @@ class Fetcher:
         with contextlib.suppress(OSError):
             check(url.host, self._look_up(url.host, origin.port), self.allowed)
         try:
-            through = httpx.Proxy(proxy)
+            through = httpx.Proxy(proxy if "://" in proxy else f"http://{proxy}")
         except (ValueError, httpx.InvalidURL):
             raise UserError(f"{url.scheme}_proxy: only an http or https proxy can be used") from None
         if through.url.scheme not in SCHEMES:

@@ -5,7 +5,8 @@
     POST {reader}       {"url"}                         -> {"data": {"title", "content" or "text"}}
 
 Keys: SERPER_API_KEY, and JINA_API_KEY, without which the reader answers too, but slowly. Language and place are those
-of the request; nothing is added to it and nothing is filtered. A page that can't be read leaves its snippet.
+of the request; nothing is added to it and nothing is filtered. A page that can't be read leaves its snippet;
+a reader that refuses the key is an error.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ class Serper:
             try:
                 text = excerpt(self._reader.read(address), q, PAGE_CHARS) or text
             except SearchError as error:
+                if error.kind == "wrong_key":
+                    raise
                 self._tell(str(error))
         return TextHit(text_of(page, "title"), text, address)
 
