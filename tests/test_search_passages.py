@@ -31,7 +31,7 @@ def test_the_passage_that_the_question_is_about_comes_first():
     text = "\n\n".join(
         [*(f"Filler {k} about owls." for k in range(50)), "The brass owl has green eyes.", "More filler."]
     )
-    assert excerpt(text, "brass owl eyes", 100).startswith("The brass owl has green eyes.")
+    assert excerpt(text, "brass owl eyes", 100, piece=40).startswith("The brass owl has green eyes.")
     assert excerpt("首页\n\n" + "无关内容。" * 80 + "\n\n薇尔莫拉是一种绿色的水果。", "薇尔莫拉", 60).startswith(
         "薇尔莫拉"
     )
