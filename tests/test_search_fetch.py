@@ -229,4 +229,6 @@ def test_behind_a_proxy_the_proxy_is_asked_and_local_names_are_still_refused(mon
         assert client.request("GET", "http://somewhere.invalid/x").content == b"through the proxy"
         assert kind_of(client.request, "GET", "http://169.254.169.254/latest/meta-data")[0] == "refused"
         assert kind_of(client.request, "GET", "http://localhost/x")[0] == "refused"
+        with serving(lambda asked: Reply("mine")) as mine:  # allowed by name, so the proxy is not asked
+            assert fetcher().request("GET", mine.url).content == b"mine"
     assert [each.headers["host"] for each in proxy.asked] == ["somewhere.invalid"]

@@ -6,7 +6,7 @@ Bytes are counted after decompression, while they arrive; one clock runs over na
 so a server that sends a byte now and then does not hold a search.
 
 Behind a proxy (`https_proxy`, `no_proxy`, ...) the proxy connects: what this machine can look up is checked, the rest
-is for the proxy to refuse.
+is for the proxy to refuse. Local addresses that the user allows are visited without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import httpcore
 import httpx
 
 from unify_agent.errors import UserError
-from unify_agent.search.addresses import Network, check, resolve
+from unify_agent.search.addresses import Network, check, public, resolve
 from unify_agent.search.base import SearchError
 
 SCHEMES = ("http", "https")
@@ -35,6 +35,8 @@ _KEPT_HEADERS = ("accept", "accept-encoding", "accept-language", "user-agent")
 """What a redirect to another host may see: no key among them."""
 
 
+LookUp = Callable[[str, int], list[str]]
+"""Host and port to numeric addresses."""
 _look_ups = ThreadPoolExecutor(16, thread_name_prefix="names")
 
 
@@ -128,10 +130,19 @@ class _Stream(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
 
+def _addresses(look_up: LookUp, host: str, port: int, clock: _Clock) -> list[str]:
+    try:
+        return _look_ups.submit(look_up, host, port).result(clock.left())
+    except TimeoutError:
+        raise httpcore.ConnectTimeout(f"the name {host} is not looked up in time") from None
+    except OSError as error:
+        raise httpcore.ConnectError(f"no such host ({error})") from None
+
+
 class _Network(httpcore.NetworkBackend):
     """Connects to checked addresses only; `None` for `allowed` checks nothing (the user's own proxy)."""
 
-    def __init__(self, clock: _Clock, allowed: Sequence[Network] | None, look_up: Callable) -> None:
+    def __init__(self, clock: _Clock, allowed: Sequence[Network] | None, look_up: LookUp) -> None:
         self._clock, self._allowed, self._look_up = clock, allowed, look_up
         self._plain = httpcore.SyncBackend()
 
@@ -143,12 +154,7 @@ class _Network(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable | None = None,
     ) -> httpcore.NetworkStream:
-        try:
-            addresses = _look_ups.submit(self._look_up, host, port).result(self._clock.left())
-        except TimeoutError:
-            raise httpcore.ConnectTimeout(f"the name {host} is not looked up in time") from None
-        except OSError as error:
-            raise httpcore.ConnectError(f"no such host ({error})") from None
+        addresses = _addresses(self._look_up, host, port, self._clock)
         if self._allowed is not None:
             check(host, addresses, self._allowed)
         fault: Exception = httpcore.ConnectError("no address")
@@ -173,7 +179,7 @@ class Fetcher:
         self,
         user_agent: str,
         allowed: Sequence[Network] = (),
-        look_up: Callable[[str, int], list[str]] = resolve,
+        look_up: LookUp = resolve,
     ) -> None:
         self.user_agent, self.allowed, self._look_up = user_agent, tuple(allowed), look_up
 
@@ -236,13 +242,17 @@ class Fetcher:
     @contextlib.contextmanager
     def _connection(self, url: httpx.URL, origin: httpcore.Origin, clock: _Clock) -> Iterator[Any]:
         proxy = None if proxy_bypass(url.host) else getproxies().get(url.scheme)
+        if proxy is not None:
+            with contextlib.suppress(httpcore.ConnectError):  # only the proxy knows the name
+                addresses = _addresses(self._look_up, url.host, origin.port, clock)
+                check(url.host, addresses, self.allowed)
+                if not all(map(public, addresses)):  # allowed, and no proxy leads there
+                    proxy = None
         if proxy is None:
             network = _Network(clock, self.allowed, self._look_up)
             with httpcore.HTTPConnection(origin, ssl_context=_trusted(), network_backend=network) as connection:
                 yield connection
             return
-        with contextlib.suppress(OSError):
-            check(url.host, self._look_up(url.host, origin.port), self.allowed)
         try:
             through = httpx.Proxy(proxy if "://" in proxy else f"http://{proxy}")
         except (ValueError, httpx.InvalidURL):
