@@ -12,9 +12,10 @@ CALL = ToolCall("text_search", {"q": "brass owl", "hl": "en", "top_k": 5})
 letters = st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\t")
 queries = st.text(letters, min_size=1, max_size=60).filter(lambda q: q.strip() and "tool_call>" not in q.lower())
 PIECES = [
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "<text_search>", "<invoke name='text_search'>", "```json", "```",
-    "{", "}", "[", "]", "(", ")", ":", ",", '"', "'", "\\", "“", "：", "｛", "//", "/*", "\n", "\x00", "\ud800", "9" * 5000,
-    '"name"', '"text_search"', "text_search", '"arguments"', '"parameters"', '"q"', "q", '"owl"', "null", "NaN", "1e999",
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<text_search>", "<invoke name='text_search'>", "```json",
+    "```", "{", "}", "[", "]", "(", ")", ":", ",", '"', "'", "\\", "“", "：", "｛", "//", "/*", "\n", "\x00", "\ud800",
+    "9" * 5000, '"name"', '"text_search"', "text_search", '"arguments"', '"parameters"', '"q"', "q", '"owl"', "null",
+    "NaN", "1e999",
 ]  # fmt: skip
 calls = st.one_of(
     st.builds(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,15 +64,19 @@ class Judge(Protocol):
     def judge(self, subject: str, candidates: Sequence[tuple[ImageHit, Image.Image | None]]) -> list[Judged]: ...
 
 
-def load_candidates(hits: Sequence[ImageHit]) -> list[tuple[ImageHit, Image.Image | None]]:
+def load_candidates(hits: Sequence[ImageHit], threads: int = 1) -> list[tuple[ImageHit, Image.Image | None]]:
     """Opens what was found; what does not decode stays in the list without a picture."""
-    candidates: list[tuple[ImageHit, Image.Image | None]] = []
-    for hit in hits:
-        try:
-            candidates.append((hit, hit.open()))
-        except Unusable:
-            candidates.append((hit, None))
-    return candidates
+    if threads < 2 or len(hits) < 2:
+        return [(hit, _opened(hit)) for hit in hits]
+    with ThreadPoolExecutor(min(threads, len(hits))) as pool:
+        return list(zip(hits, pool.map(_opened, hits), strict=True))
+
+
+def _opened(hit: ImageHit) -> Image.Image | None:
+    try:
+        return hit.open()
+    except Unusable:
+        return None
 
 
 def subject_of(query: str, read: Sequence[TextHit]) -> str:

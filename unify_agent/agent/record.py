@@ -90,6 +90,11 @@ def to_trajectory(episode: Episode, policy: str) -> Trajectory:
                 extra[key] = list(value) if isinstance(value, tuple) else value
         if turn.truncated:
             extra["truncated"] = True
+        if turn.discarded:
+            extra["discarded"] = [
+                {"response_text": each.text} | ({} if each.ids is None else {"response_ids": list(each.ids)})
+                for each in turn.discarded
+            ]
         turns.append(_turn(index, turn) | {"stage": turn.stage} | extra)
     if turns and episode.recaption:
         turns[-1]["recaption"] = episode.recaption
@@ -204,6 +209,7 @@ class Recorder:
         self.summary[f"{episode.category}/{episode.id}"] = {
             "id": episode.id, "category": episode.category, "status": episode.status, "reason": episode.stop,
             "error": episode.error, "references": len(episode.references), "turns": len(episode.turns),
+            **({"discarded": discarded} if (discarded := sum(len(turn.discarded) for turn in episode.turns)) else {}),
         }  # fmt: skip
         return path
 

@@ -14,13 +14,15 @@ appended anew from the episode's record; an episode without turns is drawn from 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from unify_agent.agent.episode import Episode, Exchange
 from unify_agent.agent.loop import Reply
+from unify_agent.files import digest
+from unify_agent.generation.prefix import Prefixes
 from unify_agent.generation.sampler import Progress, SamplerSettings
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
@@ -30,6 +32,14 @@ from unify_agent.interleave.segments import Picture, Text
 from unify_agent.interleave.visibility import Range
 
 PARTS = ("vae", "vit")
+AGAIN = {"temperature": 0.7, "top_p": 0.95}
+"""Sampling of a reply that is drawn again after a greedy one came to nothing."""
+
+
+def _again_seed(episode: Episode) -> int:
+    """A seed that depends on the episode's id and seed, the turn, and how many replies to it were discarded."""
+    key = f"{episode.id} {episode.seed} {len(episode.turns)} {len(episode.discarded)}"
+    return int(digest(key)[:12], 16)
 
 
 class ContextFull(RuntimeError):
@@ -78,6 +88,7 @@ class UnifiedPolicy:
         self.provenance = provenance or {}
         self.on_step: Progress | None = None
 
+        self._prefixes = Prefixes()
         self._session: Session | None = None
         self._rows: dict[int, _Row] = {}
 
@@ -89,19 +100,27 @@ class UnifiedPolicy:
 
     def _new_session(self, episodes: Sequence[Episode]) -> Session:
         seeds = [episode.seed for episode in episodes]
-        return Session(self.model, self.vae, self.grammar, self.pixels, rows=len(episodes), seeds=seeds)
+        return Session(
+            self.model, self.vae, self.grammar, self.pixels,
+            rows=len(episodes), seeds=seeds, prefixes=self._prefixes,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ text
 
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
-        """One turn of every episode, decoded together. A call in which nobody has spoken yet starts a new batch."""
+        """One turn of every episode, decoded together. A call in which nobody has spoken yet starts a new batch.
+
+        Episodes with discarded replies are cut back to their input, and sampled.
+        """
         session = self._session
-        if session is None or all(not episode.turns for episode in episodes):
+        if session is None or all(not episode.turns and not episode.discarded for episode in episodes):
             session = self._begin(episodes)
-        self._place_references(session, [episode for episode in episodes if episode.final])
+        again = [episode for episode in episodes if episode.discarded]
+        new = [episode for episode in episodes if not episode.discarded]
+        self._place_references(session, [episode for episode in new if episode.final])
         answers: dict[int, Reply | Exception] = {}
         ready: list[tuple[Episode, _Row, tuple[int, ...]]] = []
-        for episode in episodes:
+        for episode in new:
             state, ids = self._rows[id(episode)], self.grammar.encode_user(episode.input)
             used = session.lengths[state.row]
             if used + len(ids) + self.sampling.max_new + 4 > self.max_tokens:
@@ -114,12 +133,32 @@ class UnifiedPolicy:
             if not episode.turns:
                 state.request = at
         seeds = [episode.seed + len(episode.turns) for episode, *_ in ready]
-        written = session.decode(rows, self.sampling, seeds=seeds)
-        for (episode, state, _), decoded in zip(ready, written, strict=True):
+        self._write(session, [episode for episode, *_ in ready], self.sampling, seeds, answers)
+        for episode in again:
+            state = self._rows[id(episode)]
+            session.rewind(state.row, state.span[0])
+        self._write(session, again, self._hotter(), [_again_seed(episode) for episode in again], answers)
+        return [answers[id(episode)] for episode in episodes]
+
+    def _write(
+        self,
+        session: Session,
+        episodes: Sequence[Episode],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        answers: dict[int, Reply | Exception],
+    ) -> None:
+        """Decodes a reply in the row of each episode."""
+        states = [self._rows[id(episode)] for episode in episodes]
+        written = session.decode([state.row for state in states], sampling, seeds=seeds)
+        for episode, state, decoded in zip(episodes, states, written, strict=True):
             state.ids, state.span = decoded.ids, decoded.span
             text = self.grammar.said(decoded.ids)
             answers[id(episode)] = Reply(text, decoded.ids, self.grammar.fingerprint, not decoded.stopped)
-        return [answers[id(episode)] for episode in episodes]
+
+    def _hotter(self) -> Sampling:
+        """How a reply is drawn again: as ever when that is random, else by `AGAIN`."""
+        return self.sampling if self.sampling.temperature > 0 else replace(self.sampling, **AGAIN)
 
     def _place_references(self, session: Session, episodes: Sequence[Episode]) -> None:
         """Appends the references of episodes that come to their final turn."""
