@@ -31,6 +31,7 @@ def load_policy(
     *,
     prompts: str | Path | None = None,
     size: tuple[int, int] | None = None,
+    aspect: float | None = None,
     device: str | None = None,
     dtype: str | None = None,
     spread: bool = False,
@@ -41,7 +42,7 @@ def load_policy(
     """The policy of a model folder (or hub id) and the words to ask it with.
 
     `prompts`: by name or file, instead of the folder's. `size`: (height, width) of pictures; the default is the largest
-    square that the folder's VAE transform makes. `dtype` (`bf16` or `fp32`): by default bf16 on a card, fp32 on a CPU.
+    square that the folder's VAE transform makes. `aspect`: width over height, of a picture of that area. `dtype` (`bf16` or `fp32`): by default bf16 on a card, fp32 on a CPU.
     `spread` and `quant`: see `placement.place`. `changes`: fields of `SamplerSettings`.
 
     Raises UserError, before any weight is read, for a folder that is none, weights that are not those of its
@@ -67,11 +68,7 @@ def load_policy(
     compact = words.name == "compact"
     settings = COMPACT_SETTINGS if compact else SamplerSettings()
     settings = replace(settings, **{key: value for key, value in changes.items() if value is not None})
-    height, width = size or (transforms["vae"].max_size,) * 2
-    patch, most = folder.config.pixels_per_token, folder.config.max_latent_size * folder.config.pixels_per_token
-    for side in (height, width):
-        if side % patch or not patch <= side <= most:
-            raise UserError(f"size {height}x{width}: sides must be multiples of {patch} from {patch} to {most}")
+    height, width = picture_size(folder, size, aspect)
     _fit_tables(folder)
     vae = folder.vae().to(home).eval()
     policy = UnifiedPolicy(
@@ -92,6 +89,23 @@ def load_policy(
         },
     )
     return policy, words
+
+
+def picture_size(folder: ModelFolder, size: tuple[int, int] | None, aspect: float | None) -> tuple[int, int]:
+    """(height, width) of the pictures to draw; for the arguments see `load_policy`. Raises UserError."""
+    height, width = size or (folder.transforms["vae"].max_size,) * 2
+    patch, most = folder.config.pixels_per_token, folder.config.max_latent_size * folder.config.pixels_per_token
+    if aspect is not None:
+        area = height * width
+        sides = ((area / aspect) ** 0.5, (area * aspect) ** 0.5)
+        height, width = (max(patch, round(side / patch) * patch) for side in sides)
+        if max(height, width) > most:
+            raise UserError(f"aspect {aspect:.3g}: {height}x{width} is too long, the model draws up to {most} a side; "
+                            "give a smaller --size")  # fmt: skip
+    for side in (height, width):
+        if side % patch or not patch <= side <= most:
+            raise UserError(f"size {height}x{width}: sides must be multiples of {patch} from {patch} to {most}")
+    return height, width
 
 
 def _fit_tables(folder: ModelFolder) -> None:

@@ -29,16 +29,13 @@ from unify_agent.errors import UserError
 from unify_agent.files import read_json, whole_folder, write_bytes, write_text
 
 SUMMARY = "summary.jsonl"
-_SAFE = re.compile(r"[^\W_][\w.-]{0,99}")
+_SAFE = re.compile(r"[^\W_][\w.-]*")
 
 
-def check_id(item_id: str, what: str = "id") -> str:
-    """An id (or category) that can be a file name. Raises UserError for any other."""
-    if not _SAFE.fullmatch(item_id):
-        raise UserError(
-            f"{what} {item_id[:40]!r}: only letters, digits, '.', '_', '-' (at most 100, the first a letter or digit)"
-        )
-    return item_id
+def is_safe_name(text: str) -> bool:
+    """Whether an id (or category) can name files: letters of any script, digits, '.', '_', '-', the first a letter or
+    digit; at most 150 bytes."""
+    return bool(_SAFE.fullmatch(text)) and len(text.encode()) <= 150
 
 
 def png(picture: Image.Image | np.ndarray, metadata: dict[str, Any] | None = None) -> bytes:
