@@ -47,10 +47,10 @@ class Service:
 class Setup:
     """How an agent is made. `None` is the model's own, or what suits it.
 
-    model: a folder in BAGEL's layout or a hub id. search: a back end's name, "" for none. words, judging: prompts by
-    name or file. sampler: fields of `SamplerSettings`. sampling: fields of `Sampling`. endpoint: who plans with the
-    policy `openai`, and judges unless `judge_endpoint` does. seed, history, redraw, tools: see `Episode` and
-    `AgentOptions`. local: addresses of this machine and its network may be visited.
+    model: a folder in BAGEL's layout or a hub id. search: a back end's name, "" for none; search_options: fields of
+    `SearchOptions`, for live ones. words, judging: prompts by name or file. sampler: fields of `SamplerSettings`, and
+    `preset`, a name in `GUIDANCE`. sampling: fields of `Sampling`. endpoint: who plans with the policy `openai`, and
+    judges unless `judge_endpoint` does. seed, history, redraw, tools: see `Episode` and `AgentOptions`.
     """
 
     model: str
@@ -69,7 +69,7 @@ class Setup:
     history: bool = False
     redraw: int = 0
     tools: bool = True
-    local: bool = False
+    search_options: Mapping[str, str] = field(default_factory=dict)
     dtype: str | None = None
     spread: bool = False
     quant: str | None = None
@@ -77,7 +77,7 @@ class Setup:
     def key(self, weights: str) -> str:
         """What an item must have been made with to count as made: all that changes what comes out."""
         values = asdict(self)
-        for name in ("model", "spread", "local"):
+        for name in ("model", "spread"):  # where weights lie and how they are spread changes nothing
             del values[name]
         files = [Path(name) for name in (self.words, self.judging) if name is not None and Path(name).is_file()]
         return digest(weights, json.dumps(values, sort_keys=True), *files)[:16]
@@ -146,7 +146,7 @@ def open_search(setup: Setup) -> SearchBackend:
         return NoSearch()
     from unify_agent.search.registry import open_backend
 
-    return open_backend(setup.search)
+    return open_backend(setup.search, **setup.search_options)
 
 
 def _search_name(spec: str) -> str:

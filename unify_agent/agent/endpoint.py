@@ -55,24 +55,25 @@ class EndpointPolicy:
     def draw(self, episodes: Sequence[Episode]) -> Sequence[np.ndarray | Exception]:
         return self.painter.draw(episodes)
 
-    def request(self, episode: Episode) -> list[Message]:
-        """The messages of an episode's next turn."""
-        messages: list[Message] = []
-        for turn in episode.turns:
-            messages += [user(spell_tags_in_observation(turn.input)), assistant(turn.reply)]
-        pictures = [Picture.of(each.hit.path, SENT) for each in episode.references] if episode.final else []
-        return [*messages, user(spell_tags_in_observation(episode.input), *pictures)]
-
     def _answered(self, episode: Episode) -> Reply | Exception:
         native = self.mode == "tools" and episode.options.tools and not episode.final
         try:
             answer = self.client.ask(
-                self.request(episode), tools=list(TOOLS.values()) if native else None,
+                messages_of(episode), tools=list(TOOLS.values()) if native else None,
                 max_tokens=LONGEST_REPLY, temperature=self.temperature, seed=episode.seed + len(episode.turns),
             )  # fmt: skip
         except ChatError as error:
             return error
         return Reply(in_our_form(answer))
+
+
+def messages_of(episode: Episode) -> list[Message]:
+    """What is sent for an episode's next turn: all that was said, the references with the last."""
+    messages: list[Message] = []
+    for turn in episode.turns:
+        messages += [user(spell_tags_in_observation(turn.input)), assistant(turn.reply)]
+    pictures = [Picture.of(each.hit.path, SENT) for each in episode.references] if episode.final else []
+    return [*messages, user(spell_tags_in_observation(episode.input), *pictures)]
 
 
 def in_our_form(answer: Answer) -> str:

@@ -78,6 +78,15 @@ def recaption_in(reply: str) -> str | None:
     return found[2].strip()
 
 
+def begin(episode: Episode, prompts: Prompts) -> None:
+    """Sets the input of turn 0. With references from the beginning it is the last one, too."""
+    given = len(episode.references)
+    episode.input = prompts.first(episode.request, episode.language, episode.options.tools and not given)
+    if given:
+        episode.final = True
+        episode.input += f"\n\n{prompts.final(given, episode.language)}"
+
+
 class Loop:
     """Runs episodes with one policy, one search back end, one judge.
 
@@ -107,7 +116,7 @@ class Loop:
     def think(self, episodes: Sequence[Episode]) -> None:
         """All rounds up to the recaption."""
         for episode in episodes:
-            episode.input = self._first(episode)
+            begin(episode, self.prompts)
         with ThreadPoolExecutor(self.threads) as pool:
             while opened := [episode for episode in episodes if not episode.done]:
                 calls: list[tuple[Episode, Exchange, Parsed]] = []
@@ -136,14 +145,6 @@ class Loop:
                 for episode in opened:
                     if episode.done:
                         self._tell(episode, "done")
-
-    def _first(self, episode: Episode) -> str:
-        """The input of turn 0. With references from the beginning it is the last one, too."""
-        if not episode.references:
-            return self.prompts.first(episode.request, episode.language, episode.options.tools)
-        episode.final = True
-        request = self.prompts.first(episode.request, episode.language, tools=False)
-        return f"{request}\n\n{self.prompts.final(len(episode.references), episode.language)}"
 
     def _replies(self, opened: Sequence[Episode]) -> list[Reply | Exception]:
         """A reply of each; those that came to nothing are asked for again while there are tries left."""

@@ -36,6 +36,8 @@ MOST_REFERENCES = 2
 NAMES = ("ip_name", "ip_name_en", "ip_name_zh", "p_en_name", "p_cn_name")
 CATEGORIES = ("category", "ip_category", "source_category")
 PROMPTS = ("image_prompt", "prompt")
+REFUSED = "refused"
+"""Stands for the category of what was refused."""
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt")
 csv.field_size_limit(1 << 24)
 
@@ -68,7 +70,7 @@ class Refused:
 
     @property
     def key(self) -> str:
-        return f"refused/{self.where}"
+        return f"{REFUSED}/{self.where}"
 
 
 @dataclass

@@ -13,7 +13,7 @@ appended anew from the episode's record; an episode without turns is drawn from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -22,10 +22,11 @@ import numpy as np
 from unify_agent.agent.episode import Episode, Exchange
 from unify_agent.agent.loop import Reply
 from unify_agent.files import digest
+from unify_agent.generation.drawing import Preview
 from unify_agent.generation.prefix import Prefixes
 from unify_agent.generation.sampler import Progress, SamplerSettings
 from unify_agent.generation.session import Session
-from unify_agent.generation.text import Sampling
+from unify_agent.generation.text import Sampling, Watch
 from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.layout import Pixels, Preset
 from unify_agent.interleave.segments import Picture, Text
@@ -34,6 +35,7 @@ from unify_agent.interleave.visibility import Range
 PARTS = ("vae", "vit")
 AGAIN = {"temperature": 0.7, "top_p": 0.95}
 """Sampling of a reply that is drawn again after a greedy one came to nothing."""
+STREAM_EVERY = 4  # tokens between two looks at a reply that is being written
 
 
 def _again_seed(episode: Episode) -> int:
@@ -61,8 +63,9 @@ class _Row:
 class UnifiedPolicy:
     """`sampling` is for text, `settings` for pictures of `size` (height, width) in pixels.
 
-    `max_tokens` bounds an episode's context. `provenance` goes into the record of every picture. `on_step`, when set,
-    is told (steps done, steps in all) after each step of a batch of pictures.
+    `max_tokens` bounds an episode's context. `provenance` goes into the record of every picture. When set, `on_step` is
+    told (steps done, steps in all) after each step of a batch of pictures, `on_text` (episode, what its reply says so
+    far), and `on_preview` (episode, uint8 [H, W, 3]) how its picture is forming. What they raise ends the call.
     """
 
     name = "unified"
@@ -87,6 +90,8 @@ class UnifiedPolicy:
         self.size, self.max_tokens = size, max_tokens
         self.provenance = provenance or {}
         self.on_step: Progress | None = None
+        self.on_text: Callable[[Episode, str], None] | None = None
+        self.on_preview: Callable[[Episode, np.ndarray], None] | None = None
 
         self._prefixes = Prefixes()
         self._session: Session | None = None
@@ -150,11 +155,26 @@ class UnifiedPolicy:
     ) -> None:
         """Decodes a reply in the row of each episode."""
         states = [self._rows[id(episode)] for episode in episodes]
-        written = session.decode([state.row for state in states], sampling, seeds=seeds)
+        looks: dict[str, Any] = {"watch": self._streamed(episodes)} if self.on_text else {}
+        written = session.decode([state.row for state in states], sampling, seeds=seeds, **looks)
         for episode, state, decoded in zip(episodes, states, written, strict=True):
             state.ids, state.span = decoded.ids, decoded.span
             text = self.grammar.said(decoded.ids)
             answers[id(episode)] = Reply(text, decoded.ids, self.grammar.fingerprint, not decoded.stopped)
+
+    def _streamed(self, episodes: Sequence[Episode]) -> Watch:
+        """A `watch` that tells `on_text` every few tokens."""
+        tell, steps = self.on_text, 0
+        assert tell is not None
+
+        def looks(written: Sequence[Sequence[int]]) -> None:
+            nonlocal steps
+            steps += 1
+            if steps % STREAM_EVERY == 0:
+                for episode, ids in zip(episodes, written, strict=True):
+                    tell(episode, self.grammar.said(ids))
+
+        return looks
 
     def _hotter(self) -> Sampling:
         """How a reply is drawn again: as ever when that is random, else by `AGAIN`."""
@@ -194,12 +214,16 @@ class UnifiedPolicy:
             seeds = [episode.seed for episode in group]
             pictures = session.draw(
                 rows, sees, [self.size] * len(group), self.settings, seeds,
-                keep_rope=self.preset == "paper", progress=self.on_step,
+                keep_rope=self.preset == "paper", progress=self.on_step, preview=self._previewed(group),
             )  # fmt: skip
             for episode, picture in zip(group, pictures, strict=True):
                 drawn[id(episode)] = picture
                 episode.settings = {"seed": episode.seed, **self.described(), "drawn_from": way}
         return [drawn[id(episode)] for episode in episodes]
+
+    def _previewed(self, episodes: Sequence[Episode]) -> Preview | None:
+        tell = self.on_preview
+        return None if tell is None else lambda number, picture: tell(episodes[number], picture)
 
     def _way(self, episode: Episode) -> str:
         options = episode.options

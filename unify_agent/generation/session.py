@@ -20,10 +20,10 @@ from PIL import Image
 from torch import Tensor
 
 from unify_agent.generation.cache import Cache, Prefill
-from unify_agent.generation.drawing import Progress, draw
+from unify_agent.generation.drawing import Preview, Progress, draw
 from unify_agent.generation.prefix import Prefix, Prefixes
 from unify_agent.generation.sampler import SamplerSettings
-from unify_agent.generation.text import Decoded, Sampling, decode
+from unify_agent.generation.text import Decoded, Sampling, Watch, decode
 from unify_agent.interleave.batch import normalise, patchify, position_ids
 from unify_agent.interleave.layout import Pixels
 from unify_agent.interleave.randomness import generator
@@ -247,9 +247,10 @@ class Session:
         *,
         prefix: Sequence[Sequence[int]] | None = None,
         seeds: Sequence[int] | None = None,
+        watch: Watch | None = None,
     ) -> list[Decoded]:
         """Let the model write one text segment in each row (see `text.decode`)."""
-        return decode(self, rows, sampling, prefix=prefix, seeds=seeds)
+        return decode(self, rows, sampling, prefix=prefix, seeds=seeds, watch=watch)
 
     def draw(
         self,
@@ -261,9 +262,10 @@ class Session:
         *,
         keep_rope: bool = True,
         progress: Progress | None = None,
+        preview: Preview | None = None,
     ) -> list[np.ndarray]:
         """Let the model draw one picture in each row (see `drawing.draw`); the rows stay as they are."""
-        return draw(self, rows, sees, sizes, settings, seeds, keep_rope=keep_rope, progress=progress)
+        return draw(self, rows, sees, sizes, settings, seeds, keep_rope=keep_rope, progress=progress, preview=preview)
 
 
 def grid_of(part: Picture | Latents) -> tuple[int, int]:
