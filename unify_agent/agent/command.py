@@ -180,7 +180,8 @@ def _run(
                 break
     finally:
         outcomes.close()
-        _saved(summary)
+        if len(left) < len(waiting):
+            _saved(summary)
     return down
 
 
