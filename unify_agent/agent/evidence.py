@@ -21,7 +21,7 @@ _TAG = re.compile(r"<(?=\||/?\s*(?:observation|tool_call|tools|think|recaption)\
 
 
 def one_line(text: str, limit: int) -> str:
-    """At most `limit` characters on one line, cut at a word where there is one, with a mark when cut, its tags broken."""
+    """At most `limit` characters on one line, tags broken, cut at a word where there is one, with a mark when cut."""
     text = _TAG.sub(SPELLED, " ".join(well_formed(text).split()))
     if len(text) <= limit:
         return text

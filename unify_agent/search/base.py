@@ -28,6 +28,9 @@ class SearchError(Exception):
         super().__init__(" ".join(message.split()))
         self.kind: Kind = kind
 
+    def __reduce__(self) -> tuple:
+        return SearchError, (self.kind, str(self))
+
 
 def well_formed(text: str) -> str:
     """The text with question marks for halves of surrogate pairs, which JSON can hold and nothing else takes."""

@@ -6,18 +6,19 @@ Bytes are counted after decompression, while they arrive; one clock runs over na
 so a server that sends a byte now and then does not hold a search.
 
 Behind a proxy (`https_proxy`, `no_proxy`, ...) the proxy connects: what this machine can look up is checked, the rest
-is for the proxy to refuse.
+is for the proxy to refuse. Local addresses that the user allows are visited without it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ssl
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from time import monotonic
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
@@ -25,13 +26,18 @@ import httpcore
 import httpx
 
 from unify_agent.errors import UserError
-from unify_agent.search.addresses import Network, check, resolve
+from unify_agent.search.addresses import Network, check, public, resolve
 from unify_agent.search.base import SearchError
 
 SCHEMES = ("http", "https")
 LONGEST_URL = 4000
 _KEPT_HEADERS = ("accept", "accept-encoding", "accept-language", "user-agent")
 """What a redirect to another host may see: no key among them."""
+
+
+LookUp = Callable[[str, int], list[str]]
+"""Host and port to numeric addresses."""
+_look_ups = ThreadPoolExecutor(16, thread_name_prefix="names")
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ def read_url(text: str) -> httpx.URL:
         if len(text) > LONGEST_URL:
             raise httpx.InvalidURL("too long")
         url = httpx.URL(text)
+        if url.port is not None and not 0 < url.port < 65536:
+            raise httpx.InvalidURL(f"port {url.port}")
     except (httpx.InvalidURL, ValueError) as error:
         raise SearchError("refused", f"{text[:80]!r} is not an address ({error})") from None
     if url.scheme not in SCHEMES or not url.host:
@@ -89,10 +97,10 @@ class _Clock:
     end: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.end = time.monotonic() + self.limits.seconds
+        self.end = monotonic() + self.limits.seconds
 
     def left(self) -> float:
-        left = self.end - time.monotonic()
+        left = self.end - monotonic()
         if left <= 0:
             raise httpcore.ReadTimeout(f"more than {self.limits.seconds:g} s")
         return min(left, self.limits.silence)
@@ -122,10 +130,19 @@ class _Stream(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
 
+def _addresses(look_up: LookUp, host: str, port: int, clock: _Clock) -> list[str]:
+    try:
+        return _look_ups.submit(look_up, host, port).result(clock.left())
+    except TimeoutError:
+        raise httpcore.ConnectTimeout(f"the name {host} is not looked up in time") from None
+    except OSError as error:
+        raise httpcore.ConnectError(f"no such host ({error})") from None
+
+
 class _Network(httpcore.NetworkBackend):
     """Connects to checked addresses only; `None` for `allowed` checks nothing (the user's own proxy)."""
 
-    def __init__(self, clock: _Clock, allowed: Sequence[Network] | None, look_up: Callable) -> None:
+    def __init__(self, clock: _Clock, allowed: Sequence[Network] | None, look_up: LookUp) -> None:
         self._clock, self._allowed, self._look_up = clock, allowed, look_up
         self._plain = httpcore.SyncBackend()
 
@@ -137,10 +154,7 @@ class _Network(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable | None = None,
     ) -> httpcore.NetworkStream:
-        try:
-            addresses = self._look_up(host, port)
-        except OSError as error:
-            raise httpcore.ConnectError(f"no such host ({error})") from None
+        addresses = _addresses(self._look_up, host, port, self._clock)
         if self._allowed is not None:
             check(host, addresses, self._allowed)
         fault: Exception = httpcore.ConnectError("no address")
@@ -165,7 +179,7 @@ class Fetcher:
         self,
         user_agent: str,
         allowed: Sequence[Network] = (),
-        look_up: Callable[[str, int], list[str]] = resolve,
+        look_up: LookUp = resolve,
     ) -> None:
         self.user_agent, self.allowed, self._look_up = user_agent, tuple(allowed), look_up
 
@@ -228,15 +242,19 @@ class Fetcher:
     @contextlib.contextmanager
     def _connection(self, url: httpx.URL, origin: httpcore.Origin, clock: _Clock) -> Iterator[Any]:
         proxy = None if proxy_bypass(url.host) else getproxies().get(url.scheme)
+        if proxy is not None:
+            with contextlib.suppress(httpcore.ConnectError):  # only the proxy knows the name
+                addresses = _addresses(self._look_up, url.host, origin.port, clock)
+                check(url.host, addresses, self.allowed)
+                if not all(map(public, addresses)):  # allowed, and no proxy leads there
+                    proxy = None
         if proxy is None:
             network = _Network(clock, self.allowed, self._look_up)
             with httpcore.HTTPConnection(origin, ssl_context=_trusted(), network_backend=network) as connection:
                 yield connection
             return
-        with contextlib.suppress(OSError):
-            check(url.host, self._look_up(url.host, origin.port), self.allowed)
         try:
-            through = httpx.Proxy(proxy)
+            through = httpx.Proxy(proxy if "://" in proxy else f"http://{proxy}")
         except (ValueError, httpx.InvalidURL):
             raise UserError(f"{url.scheme}_proxy: only an http or https proxy can be used") from None
         if through.url.scheme not in SCHEMES:

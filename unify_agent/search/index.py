@@ -55,7 +55,10 @@ class Index:
         """Opens the folder of an index. Raises UserError when there is none, or an unreadable one."""
         folder = Path(path).resolve()
         if not (folder / DATABASE).is_file():
-            raise UserError(f"{path}: no search index here ({DATABASE} is missing); build one with `python -m data index`, or run `make demo`")
+            raise UserError(
+                f"{path}: no search index here ({DATABASE} is missing); make one of your own files with "
+                "`python -m data index`, or run `make demo`"
+            )
         try:
             index = cls(folder)
             version = index._database.execute("PRAGMA user_version").fetchone()[0]

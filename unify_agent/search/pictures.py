@@ -12,6 +12,7 @@ look alike the one with the most pixels is kept, at the place of the first.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tempfile
 import threading
@@ -37,11 +38,11 @@ FORMATS = tuple(name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "
 """What is tried to decode: no format that runs a program or reads another file."""
 MAX_SIDE = 2048
 TEMPORARY = 4096  # files of a temporary folder
-TOGETHER = 2  # pictures that are decoded at the same time: each may hold MAX_FILE_PIXELS
+LARGE = 8_000_000  # pixels: larger ones are decoded one after another, which bounds the memory of many threads
 ALIKE_BITS, ALIKE_COLOUR, ALIKE_ASPECT = 10, 16, 0.05
 STEP = 3  # of 255: what a lossy encoding does to a flat ground is less
 
-_decoding = threading.BoundedSemaphore(TOGETHER)
+_one_large = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -62,30 +63,34 @@ class Cleaned:
 
 def clean(content: bytes, name: str) -> Cleaned:
     """Decodes and encodes anew. Raises `Unusable`: not a picture, too large, does not decode."""
-    with _decoding:
-        try:
-            picture = Image.open(io.BytesIO(content), formats=FORMATS)
-            if picture.width * picture.height > MAX_FILE_PIXELS:
-                raise Unusable("picture too large", f"{name} ({picture.width}x{picture.height})")
-            lossy = picture.format in ("JPEG", "MPO")
-            if lossy:
-                picture.draft(None, (2 * MAX_SIDE, 2 * MAX_SIDE))
-            picture.load()
-            upright = to_rgb(ImageOps.exif_transpose(picture))
-        except Unusable:
-            raise
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise Unusable("picture too large", name) from None
-        except Exception:  # Pillow's readers raise whatever broken content leads them to
-            raise Unusable("not a picture", name) from None
-        upright.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
-        plain = Image.fromarray(np.asarray(upright))  # pixels only: nothing that the file said beside them
-        buffer = io.BytesIO()
-        if lossy:
-            plain.save(buffer, "JPEG", quality=95, subsampling=0)
-        else:
-            plain.save(buffer, "PNG")
-        return Cleaned(buffer.getvalue(), ".jpg" if lossy else ".png", *plain.size, look_of(plain))
+    try:
+        picture = Image.open(io.BytesIO(content), formats=FORMATS)
+        pixels = picture.width * picture.height
+        if pixels > MAX_FILE_PIXELS:
+            raise Unusable("picture too large", f"{name} ({picture.width}x{picture.height})")
+        with _one_large if pixels > LARGE else contextlib.nullcontext():
+            return _made_anew(picture)
+    except Unusable:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise Unusable("picture too large", name) from None
+    except Exception:  # Pillow's readers raise whatever broken content leads them to
+        raise Unusable("not a picture", name) from None
+
+
+def _made_anew(picture: Image.Image) -> Cleaned:
+    lossy = picture.format in ("JPEG", "MPO")
+    if lossy:
+        picture.draft(None, (2 * MAX_SIDE, 2 * MAX_SIDE))  # type: ignore[arg-type]
+    upright = to_rgb(ImageOps.exif_transpose(picture))
+    upright.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
+    plain = Image.fromarray(np.asarray(upright))  # pixels only: nothing that the file said beside them
+    buffer = io.BytesIO()
+    if lossy:
+        plain.save(buffer, "JPEG", quality=95, subsampling=0)
+    else:
+        plain.save(buffer, "PNG")
+    return Cleaned(buffer.getvalue(), ".jpg" if lossy else ".png", *plain.size, look_of(plain))
 
 
 def look_of(picture: Image.Image) -> np.ndarray:

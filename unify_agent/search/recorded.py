@@ -145,12 +145,15 @@ def _write_once(path: Path, content: bytes) -> bool:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.link(name, path)
+        try:
+            os.link(name, path)
+        except PermissionError:  # a file system without hard links: the last answer stands
+            os.replace(name, path)
         return True
     except FileExistsError:
         return False
     finally:
-        os.unlink(name)
+        Path(name).unlink(missing_ok=True)
 
 
 class Recording:

@@ -27,7 +27,7 @@ from unify_agent.search.serper import JinaReader, Serper
 from unify_agent.search.service import Service, key_from_env
 from unify_agent.search.wikipedia import Wikipedia
 
-PICTURE_LIMITS = Limits(content=20 * 2**20)
+PICTURE_LIMITS = Limits(content=20 * 2**20, seconds=20.0, silence=8.0)
 USER_AGENT = f"unify-agent/{__version__} (text-to-image research; python)"
 READERS = ("jina", "none")
 

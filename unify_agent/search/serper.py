@@ -5,7 +5,8 @@
     POST {reader}       {"url"}                         -> {"data": {"title", "content" or "text"}}
 
 Keys: SERPER_API_KEY, and JINA_API_KEY, without which the reader answers too, but slowly. Language and place are those
-of the request; nothing is added to it and nothing is filtered. A page that can't be read leaves its snippet.
+of the request; nothing is added to it and nothing is filtered. A page that can't be read leaves its snippet;
+a reader that refuses the key is an error.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ class Serper:
             try:
                 text = excerpt(self._reader.read(address), q, PAGE_CHARS) or text
             except SearchError as error:
+                if error.kind == "wrong_key":
+                    raise
                 self._tell(str(error))
         return TextHit(text_of(page, "title"), text, address)
 
@@ -124,6 +127,6 @@ def _panel(panel: Any) -> TextHit | None:
     facts = panel.get("attributes") if isinstance(panel, dict) else None
     facts = facts if isinstance(facts, dict) else {}
     rows = [f"{well_formed(name)}: {text_of(facts, name)}" for name in facts if text_of(facts, name)]
-    text = ". ".join(part for part in (text_of(panel, "type"), text_of(panel, "description"), *rows) if part)
+    text = "\n".join(part for part in (text_of(panel, "type"), text_of(panel, "description"), *rows) if part)
     source = text_of(panel, "descriptionLink") or text_of(panel, "website")
     return TextHit(text_of(panel, "title"), text, public_url(source)) if text else None
