@@ -1,6 +1,7 @@
 """The record: the training layout, read back by the datasets; resume; what it refuses."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, MemorySearch, hits, replie
 from datasets_tools import context, grammar, pixels
 from PIL import Image
 
-from unify_agent.agent.record import Recorder, check_id, png, png_metadata, to_trajectory
+from unify_agent.agent.record import Recorder, is_safe_name, png, png_metadata, to_trajectory
 from unify_agent.datasets.folder import TrajectorySource
 from unify_agent.datasets.trajectory import parse_trajectories
 from unify_agent.errors import UserError
@@ -112,16 +113,26 @@ def test_a_failed_item_keeps_its_turns_and_is_not_finished(episode, tmp_path):
     assert not recorder.finished("prompts", "one", episode.request, {})
 
 
-def test_the_summary_accounts_for_every_item_and_is_continued(episode, tmp_path):
+def test_the_page_of_an_item_tells_its_story_and_escapes_what_came_from_outside(episode, tmp_path):
+    episode.request = "Draw <script>alert(1)</script>."
+    episode.turns[0].tool_output = "</div><script>alert(2)</script>"
+    episode.turns[0].mended = ("trailing comma",)
+    Recorder(tmp_path / "out", "scripted", pages=True).write(episode)
+    html = (tmp_path / "out/prompts/pages/one.html").read_text(encoding="utf-8")
+    assert "<script" not in html and "&lt;script&gt;alert(2)" in html
+    parts = ("../images/one_0.png", "../intermediate/one/image_2.png", "../intermediate/one/tmp/candidate_3.png",
+             "text search: Velmora", "mended: trailing comma", "blurred", "The kiwi fruit from image_1")  # fmt: skip
+    assert [part for part in parts if part not in html] == []
+    pictures = {(tmp_path / "out/prompts/pages" / src) for src in re.findall(r'src="([^"]+)"', html)}
+    assert len(pictures) == 6 and all(each.is_file() for each in pictures)
+
+
+def test_an_item_that_fails_now_leaves_no_picture_of_before(episode, tmp_path):
     recorder = Recorder(tmp_path / "out", "scripted")
     recorder.write(episode)
-    recorder.write_summary()
-    again = Recorder(tmp_path / "out", "scripted")
-    episode.id = "two"
-    again.write(episode)
-    lines = [json.loads(line) for line in again.write_summary().read_text().splitlines()]
-    assert [(line["id"], line["status"], line["reason"]) for line in lines] == [
-        ("one", "ok", "grounded"), ("two", "ok", "grounded")]  # fmt: skip
+    episode.picture, episode.stop, episode.error = None, "draw_error", "RuntimeError: no memory"
+    recorder.write(episode)
+    assert not (tmp_path / "out/prompts/images/one_0.png").exists()
 
 
 def test_writing_again_leaves_no_stale_reference(episode, tmp_path):
@@ -132,8 +143,7 @@ def test_writing_again_leaves_no_stale_reference(episode, tmp_path):
     assert sorted(p.name for p in (tmp_path / "out/prompts/intermediate/one").glob("*.png")) == ["image_1.png"]
 
 
-@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 200, "a b"])
-def test_ids_that_are_no_file_names_are_refused(name):
-    with pytest.raises(UserError):
-        check_id(name)
-    assert check_id("猫-1_a.b") == "猫-1_a.b"
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 200, "猫" * 60, "a b", "a\n", "-x"])
+def test_ids_that_are_no_file_names_are_known(name):
+    assert not is_safe_name(name)
+    assert is_safe_name("猫-1_a.b") and is_safe_name("0")

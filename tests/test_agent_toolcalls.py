@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from unify_agent.agent.toolcalls import MAX_QUERY, TOOLS, ToolCall, parse_calls, render_call, tools_block
 
 CALL = ToolCall("text_search", {"q": "brass owl", "hl": "en", "top_k": 5})
-queries = st.text(min_size=1, max_size=60).filter(lambda q: q.strip() and "tool_call>" not in q.lower())
+letters = st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\t")
+queries = st.text(letters, min_size=1, max_size=60).filter(lambda q: q.strip() and "tool_call>" not in q.lower())
+PIECES = [
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<text_search>", "<invoke name='text_search'>", "```json",
+    "```", "{", "}", "[", "]", "(", ")", ":", ",", '"', "'", "\\", "“", "：", "｛", "//", "/*", "\n", "\x00", "\ud800",
+    "9" * 5000, '"name"', '"text_search"', "text_search", '"arguments"', '"parameters"', '"q"', "q", '"owl"', "null",
+    "NaN", "1e999",
+]  # fmt: skip
 calls = st.one_of(
     st.builds(
         lambda q, hl, k: ToolCall("text_search", {"q": q.strip(), "hl": hl, "top_k": k}),
@@ -48,6 +55,21 @@ def test_any_text_is_read_without_a_crash(text):
     assert parsed.calls or parsed.error
 
 
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
+def test_any_heap_of_the_pieces_of_calls_is_read_without_a_crash(text):
+    for each in (text, f"<tool_call>{text}", f'<tool_call>{{"name": "text_search", "arguments": {{{text}</tool_call>'):
+        parsed = parse_calls(each)
+        for call in parsed.calls:
+            assert call.name in TOOLS and call.arguments["q"].strip()
+            json.dumps(call.arguments, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 50_000, "{" * 3000 + '"', "'" * 20_000, "{'" * 5000])
+def test_depth_and_length_are_no_trouble(text):
+    assert parse_calls(f"<tool_call>{text}</tool_call>").calls == ()
+
+
 @settings(deadline=None, max_examples=150)
 @given(calls, st.data())
 def test_a_call_cut_anywhere_is_read_rightly_or_not_at_all(call, data):
@@ -81,6 +103,23 @@ BODY = '"name": "text_search", "arguments": {"q": "brass owl", "hl": "en", "top_
         (f'<tool_call>{{"function": {{{BODY}}}}}</tool_call>', "call inside 'function'"),
         (f"```json\n{{{BODY}}}\n```", "missing <tool_call>"),
         (f"I will search. {{{BODY}}}", "missing <tool_call>"),
+        (f"<tool_call>\n<tool_call>{{{BODY}}}</tool_call>", "<tool_call> twice"),
+        ('<text_search>{"q": "brass owl", "hl": "en", "top_k": 5}</text_search>', "the tool's name as a tag"),
+        ('<invoke name="text_search"><parameter name="q">brass owl</parameter><parameter name="hl">en</parameter>'
+         '<parameter name="top_k">5</parameter></invoke>', "<invoke> for <tool_call>"),
+        ('<tool_call>text_search(q="brass owl", hl="en", top_k=5)</tool_call>', "a call in brackets"),
+        ('<tool_call>{"name": "text_search", "q": "brass owl", "hl": "en", "top_k": 5}</tool_call>',
+         "arguments beside the name"),
+        ('<tool_call>{"text_search": {"q": "brass owl", "hl": "en", "top_k": 5}}</tool_call>',
+         "the tool's name as a key"),
+        (f'<tool_call>{{"tool_calls": [{{{BODY}}}]}}</tool_call>', "calls inside 'tool_calls'"),
+        (f"<tool_call>{{{BODY.replace('text_search', 'functions.Text_Search')}}}</tool_call>",
+         "the name 'functions.Text_Search'"),
+        (f"<tool_call>{{{BODY.replace('arguments', 'args')}}}</tool_call>", "'args' for 'arguments'"),
+        (f"<tool_call>{{{BODY}, // look it up\n}}</tool_call>", "comment"),
+        ('<tool_call>{name: "text_search", arguments: {q: "brass owl", hl: "en", top_k: 5}}</tool_call>',
+         "keys without quotes"),
+        ("<tool_call>｛" + BODY.replace(":", "：").replace(", ", "，") + "｝</tool_call>", "full-width punctuation"),
     ],
 )  # fmt: skip
 def test_what_models_write_is_mended_and_said(text, mended):
@@ -102,6 +141,9 @@ def test_what_models_write_is_mended_and_said(text, mended):
         ('{"name": "text_search", "arguments": {"q": 5}}', "must be a string"),
         ('{"name": "search_image", "arguments": {"q": "owl", "num": true}}', "whole number"),
         ('{"name": "search_image", "arguments": "owl"}', "not a JSON object"),
+        ('{"name": "search_image", "arguments": ["owl"]}', "not a JSON object"),
+        ("{'name': 'text_search', 'arguments': {'q': 'owl's nest'}}", "not valid JSON"),
+        ('text_search("owl")', "not valid JSON"),
     ],
 )
 def test_what_is_not_plain_is_an_error_that_says_why(body, said):
@@ -115,6 +157,17 @@ def test_numbers_and_queries_are_bounded_and_that_is_said():
     assert parsed.calls[0].arguments == {"q": "x" * MAX_QUERY, "num": 20}
     assert set(parsed.mended) == {
         "num brought to 20", "unknown argument 'colour' left out", f"query cut to {MAX_QUERY} characters"}  # fmt: skip
+
+
+def test_what_cannot_be_written_or_shown_is_taken_out_of_a_query_and_that_is_said():
+    parsed = parse_calls('<tool_call>{"name": "text_search", "arguments": {"q": "\\ud800owl\\u0000"}}</tool_call>')
+    assert parsed.calls[0].arguments == {"q": "owl"} and parsed.mended == ("unprintable characters in q",)
+    long = parse_calls(render_call(ToolCall("search_image", {"q": "owl", "location": "x" * 300})))
+    assert long.calls[0].arguments == {"q": "owl"} and long.mended == ("location left out: too long",)
+
+
+def test_a_word_in_angle_brackets_is_no_call():
+    assert parse_calls("I could use <text_search> here, or {not}.").error is None
 
 
 def test_a_call_inside_a_thought_is_only_a_thought():

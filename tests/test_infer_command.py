@@ -1,22 +1,30 @@
 """`python infer.py`: what is asked, what is written, exit codes, and one clear line for whatever is wrong."""
 
+import errno
 import json
+from collections import Counter
 
 import pytest
 from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL
-from datasets_tools import grammar, tokenizer
+from datasets_tools import context, grammar, tokenizer
 from generation_tools import tiny
+from PIL import Image
 from test_search_index import small_index
 
 import infer
+from data.check import check
 from unify_agent import errors
+from unify_agent.agent import record
 from unify_agent.agent.record import png_metadata
+from unify_agent.datasets.folder import TrajectorySource
 from unify_agent.datasets.trajectory import parse_trajectories
 from unify_agent.errors import UserError
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
+from unify_agent.interleave.packing import Limits
 from unify_agent.interleave.transforms import Transform
 from unify_agent.model.weights import Description, save_folder
+from unify_agent.search.base import SearchError
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +50,17 @@ def spoken(monkeypatch):
         spoken_turns = [sum(entry.kind == "text" for entry in session.history[row]) // 2 for row in rows]
         ids = [grammar().encode((TEXT_CALL, IMAGE_CALL, FINAL)[turn]) for turn in spoken_turns]
         return decode(session, rows, Sampling(max_new=0), prefix=ids, seeds=seeds)
+
+    monkeypatch.setattr(Session, "decode", forced)
+
+
+@pytest.fixture
+def spoken_at_once(monkeypatch):
+    """The model recaptions in its first turn."""
+    decode = Session.decode
+
+    def forced(session, rows, sampling, *, prefix=None, seeds=None):
+        return decode(session, rows, Sampling(max_new=0), prefix=[grammar().encode(FINAL)] * len(rows), seeds=seeds)
 
     monkeypatch.setattr(Session, "decode", forced)
 
@@ -106,44 +125,148 @@ def test_a_model_that_says_nothing_useful_leaves_partial_items_and_exit_code_3(p
     assert json.loads(line)["status"] == "partial"
 
 
-PROMPT_FILES = {
-    "a.json": json.dumps({"x1": {"image_prompt": "Draw it.", "ip_name": "It", "language": "en", "category": "toy"}}),
-    "b.json": json.dumps(["Draw it.", {"prompt": "Draw that.", "id": "that"}]),
-    "c.jsonl": '"Draw it."\n\n{"prompt": "画它。"}\n',
-    "d.txt": "Draw it.\n画它。\n",
-}
+def test_what_was_written_is_data_to_train_on(place, tmp_path, spoken):
+    prompts = tmp_path / "asked.jsonl"
+    lines = [{"id": "a/b 猫", "prompt": "Draw Velmora.", "category": "traj"}, {"id": 0, "prompt": "画薇尔莫拉。"}]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    assert infer.main(arguments(place, tmp_path, "--prompts", str(prompts))) == 0
+    source = TrajectorySource(context(), tmp_path / "out")
+    report = check(source, Limits().max_tokens_per_sample, 1)
+    assert report.samples == 2 and not report.unusable
+    assert {entry.split("/")[0] for entry in source.ids()} == {"traj_", "prompts"}
+    given = {line["id"]: line.get("given_id") for line in summary(tmp_path)}
+    assert given["0"] is None and sorted(map(str, given.values())) == ["None", "a/b 猫"]
 
 
-@pytest.mark.parametrize("name", PROMPT_FILES)
-def test_files_of_prompts_are_read_in_every_form(tmp_path, name):
-    (tmp_path / name).write_text(PROMPT_FILES[name], encoding="utf-8")
-    found = infer.read_prompts(tmp_path / name)
-    assert found[0].prompt == "Draw it." and found[0].language == "en"
-    assert len(found) == (1 if name == "a.json" else 2)
-    if name == "a.json":
-        assert (found[0].id, found[0].name, found[0].category) == ("x1", "It", "toy")
+def summary(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "out/summary.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_bad_requests_have_a_line_each_and_the_rest_is_drawn(place, tmp_path, spoken, capsys):
+    prompts = tmp_path / "asked.jsonl"
+    lines = ['{"prompt": "Draw Velmora.", "id": "a"}', '{"prompt": ""}', '{"prompt": "Draw it.", "id": "a"}', "{"]
+    prompts.write_text("\n".join(lines))
+    assert infer.main(arguments(place, tmp_path, "--prompts", str(prompts))) == 3
+    told = capsys.readouterr().err
+    assert "asked.jsonl:2: failed, bad_input (the prompt is empty" in told
+    assert "asked.jsonl:3: failed, bad_input (the id 'a' occurs before" in told
+    assert "1 ok, 3 failed" in told
+    assert Counter(line["status"] for line in summary(tmp_path)) == {"ok": 1, "failed": 3}
+    assert "asked.jsonl:4" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
+
+
+def test_a_full_disk_fails_its_item_and_the_batch_goes_on(place, tmp_path, spoken, monkeypatch):
+    write = record.write_bytes
+
+    def full(path, data):
+        if "second" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, data)
+
+    monkeypatch.setattr(record, "write_bytes", full)
+    prompts = tmp_path / "asked.json"
+    prompts.write_text(json.dumps({name: {"prompt": "Draw Velmora."} for name in ("first", "second", "third")}))
+    command = arguments(place, tmp_path, "--prompts", str(prompts))
+    assert infer.main(command) == 3
+    found = {line["id"]: (line["status"], line["reason"]) for line in summary(tmp_path)}
+    assert found == {"first": ("ok", "grounded"), "second": ("failed", "write_error"), "third": ("ok", "grounded")}
+    monkeypatch.setattr(record, "write_bytes", write)
+    before = (tmp_path / "out/prompts/images/first_0.png").stat().st_mtime_ns
+    assert infer.main([*command, "--retry-failed"]) == 0
+    assert {line["status"] for line in summary(tmp_path)} == {"ok"}
+    assert (tmp_path / "out/prompts/images/first_0.png").stat().st_mtime_ns == before
+
+
+def test_given_references_are_drawn_from_without_a_search(place, tmp_path, spoken_at_once, monkeypatch):
+    Image.new("RGB", (60, 40), "red").save(tmp_path / "mine.png")
+    monkeypatch.setattr("unify_agent.agent.crew.Index", None)
+    command = ["--model", str(place / "model"), "--out", str(tmp_path / "out"), "--steps", "2", "--prompt", "Draw it.",
+               "--references", str(tmp_path / "mine.png")]  # fmt: skip
+    assert infer.main(command) == 0
+    (path,) = (tmp_path / "out").rglob("*_trajectory.json")
+    (made,) = parse_trajectories(path.read_text(encoding="utf-8"), path)
+    assert made.stop == "grounded" and [each.source for each in made.references] == ["given: mine.png"]
+    assert made.turns[0].input.endswith("Recaption with image_1.") and len(made.turns) == 1
+    assert not TrajectorySource(context(), tmp_path / "out").unusable
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("a.json", "{", "does not parse"),
-        ("a.json", "[]", "holds no prompt"),
-        ("a.json", "3", "a list or an object"),
-        ("a.json", '[""]', "item 0: the prompt is empty"),
-        ("a.json", '[{"prompt": 3}]', "item 0: the prompt is empty"),
-        ("a.json", '[{"prompt": "x", "id": "a"}, {"prompt": "y", "id": "a"}]', "'a' occurs 2 times"),
-        ("a.json", '[{"prompt": "x", "id": "../a"}]', "only letters"),
-        ("a.json", '[{"prompt": "x", "language": "xx"}]', "choose en or zh"),
-        ("a.jsonl", '{"prompt": "x"}\n{', "a.jsonl:2: not JSON"),
-        ("a.txt", "x" * 5000, "a.txt:1: the prompt has 5000 characters"),
-        ("a.txt", "", "holds no prompt"),
-    ],
+    ("given", "size"), [((), (32, 32)), (("--aspect", "2:1"), (16, 48)), (("--size", "16x48"), (16, 48))]
 )
-def test_a_faulty_file_of_prompts_is_refused_with_its_place(tmp_path, name, text, said):
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match="(?s).*" + said.replace(".", r"\.").replace("(", r"\(")):
-        infer.read_prompts(tmp_path / name)
+def test_size_and_aspect_reach_the_picture(place, tmp_path, spoken, given, size):
+    assert infer.main(arguments(place, tmp_path, "--prompt", "Draw Velmora.", *given)) == 0
+    found = png_metadata(next((tmp_path / "out").rglob("*_0.png")))
+    assert (found["height"], found["width"]) == size
+
+
+def test_a_guidance_preset_is_a_bundle_that_single_options_change(place, tmp_path, spoken):
+    given = ("--guidance", "bagel", "--image-scale", "1.25")
+    assert infer.main(arguments(place, tmp_path, "--prompt", "Draw Velmora.", *given)) == 0
+    found = png_metadata(next((tmp_path / "out").rglob("*_0.png")))
+    assert (found["text_scale"], found["image_scale"]) == (4, 1.25)
+    assert (found["interval"], found["renorm"]) == ([0.4, 1], "global")
+    assert (found["policy"], found["judge"], found["search"]) == ("unified", "pixels", "index:index")
+
+
+def test_without_search_the_model_is_told_so(place, tmp_path, spoken_at_once):
+    command = ["--model", str(place / "model"), "--out", str(tmp_path / "out"), "--steps", "2", "--no-search"]
+    assert infer.main([*command, "--prompt", "Draw Velmora."]) == 0
+    (path,) = (tmp_path / "out").rglob("*_trajectory.json")
+    assert json.loads(path.read_text())["turns"][0]["input"].startswith("<tools></tools>")
+
+
+def test_shards_part_the_requests_and_have_a_summary_each(place, tmp_path, spoken):
+    prompts = tmp_path / "asked.txt"
+    prompts.write_text("Draw Velmora.\nDraw a kiwi.\nDraw an owl.\n")
+    for part, count in (("1/2", 2), ("2/2", 1)):
+        assert infer.main(arguments(place, tmp_path, "--prompts", str(prompts), "--shard", part)) == 0
+        file = tmp_path / "out" / f"summary.{part.replace('/', '-of-')}.jsonl"
+        assert len(file.read_text().splitlines()) == count
+    assert infer.main(arguments(place, tmp_path, "--prompts", str(prompts))) == 0
+    assert len(summary(tmp_path)) == 3
+
+
+def test_a_dry_run_shows_the_plan_and_the_first_request_and_calls_nothing(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("unify_agent.agent.load.UnifiedPolicy", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    given = ("--prompt", "Draw Velmora.", "--prompt", "Draw it.", "--dry-run", "--gpus", "2")
+    assert infer.main(arguments(place, tmp_path, *given)) == 0
+    told = capsys.readouterr().out
+    assert "2, of which 0 are done" in told and "workers   4, 7" in told and "picture   32x32" in told
+    assert told.endswith("<tools>text_search, search_image</tools>\n\nDraw Velmora.\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_an_endpoint_shows_its_messages_and_no_key(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    given = ("--policy", "openai", "--endpoint", "localhost:9", "--endpoint-model", "planner")
+    given += ("--endpoint-key", "MY_KEY")
+    assert infer.main(arguments(place, tmp_path, "--prompt", "Draw Velmora.", "--dry-run", *given)) == 0
+    told = capsys.readouterr().out
+    assert '"model": "planner"' in told and "You prepare a picture" in told and "sk-secret" not in told
+
+
+def test_an_endpoint_that_is_down_is_exit_code_4_before_anything_is_loaded(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("unify_agent.agent.load.UnifiedPolicy", None)
+    given = ("--policy", "openai", "--endpoint", "http://127.0.0.1:9", "--endpoint-model", "planner")
+    assert errors.run(lambda: infer.main(arguments(place, tmp_path, "--prompt", "x", *given))) == 4
+    assert "unreachable" in capsys.readouterr().err
+
+
+def test_a_search_that_is_down_is_exit_code_4_and_the_rest_is_not_begun(place, tmp_path, spoken, monkeypatch):
+    class Down:
+        name = "down"
+
+        def text_search(self, *_, **__):
+            raise SearchError("service_down", "no route")
+
+        search_image = text_search
+
+    monkeypatch.setattr("unify_agent.agent.crew.open_search", lambda setup: Down())
+    prompts = tmp_path / "asked.txt"
+    prompts.write_text("".join(f"Draw thing {number}.\n" for number in range(12)))
+    assert infer.main(arguments(place, tmp_path, "--prompts", str(prompts), "--batch", "4")) == 4
+    assert Counter(line["reason"] for line in summary(tmp_path)) == {"search_failed": 8, "not_run": 4}
 
 
 def refused(tmp_path, monkeypatch, capsys, *command):
@@ -173,6 +296,6 @@ def test_bad_places_and_settings_are_one_line(place, tmp_path, monkeypatch, caps
         ((*search, "--model", str(place / "model"), "--steps", "1"), "at least 2"),
         ((*search, "--model", str(place / "model"), "--words", "fulll"), "did you mean 'full'"),
         (("--prompt", "x", "--model", str(place / "model"), "--search", "index:nowhere"), "no search index here"),
-        (("--prompt", "x", "--model", str(place / "model"), "--search", "google"), "expected index:DIR"),
+        (("--prompt", "x", "--model", str(place / "model"), "--search", "google"), "search 'google' is not known"),
     ]:
         assert said in refused(tmp_path, monkeypatch, capsys, *command)

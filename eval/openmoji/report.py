@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +14,13 @@ import numpy as np
 from data.openmoji.words import caption
 from eval import charts
 from eval.metrics import Figure, PictureScore
-from eval.openmoji.page import badge, data_uri, escape, figure, page, table
-from eval.openmoji.store import Candidate, Item, Step
+from eval.openmoji.store import Item, Step
 from eval.openmoji.tasks import Task
+from unify_agent.agent.story import candidate, turn_card
 from unify_agent.interleave.segments import Unusable
 from unify_agent.interleave.transforms import open_picture
+from unify_agent.page import badge, data_uri, escape, figure, page, table
 
-REASONS = {
-    "good": "good", "spare": "good, not needed", "blurred": "blurred", "tiny": "too small", "watermark": "watermark",
-    "text": "mostly text", "other": "another thing", "duplicate": "same picture", "unreadable": "not readable",
-}  # fmt: skip
 MEANINGS: dict[str, tuple[str, str]] = {
     "identity_top1": (
         "The right thing was drawn",
@@ -179,22 +175,6 @@ def _examples(report: Report) -> str:
     )
 
 
-def thought_of(reply: str) -> str:
-    """What a reply says before it acts."""
-    found = re.search(r"<think>(.*?)(?:</think>|$)", reply, re.DOTALL)
-    text = found[1] if found else re.split(r"<tool_call>|<recaption>", reply)[0]
-    return " ".join(text.split())
-
-
-def _call_text(call: Mapping[str, Any]) -> str:
-    name = {"text_search": "text search", "search_image": "picture search"}.get(call["name"], call["name"])
-    return f"{name}: {call['arguments'].get('q', '')}"
-
-
-def _evidence(observation: str) -> str:
-    return observation.strip()
-
-
 @lru_cache(maxsize=512)
 def _candidate_uri(path: Path) -> str | None:
     try:
@@ -203,34 +183,13 @@ def _candidate_uri(path: Path) -> str | None:
         return None
 
 
-def _candidate(each: Candidate, world: Path) -> str:
-    uri = _candidate_uri(world / each.file)
-    shown = f'<img src="{uri}" alt="">' if uri else ""
-    kind = "chosen" if each.chosen else "" if each.usable else "no"
-    words = "chosen" if each.chosen else REASONS.get(each.reason, each.reason)
-    return f'<li class="{kind}">{shown}{escape(each.title)}<br>{escape(words)} · {each.score:.1f}</li>'
-
-
 def _turn(step: Step, world: Path) -> str:
-    searches = {call["name"] for call in step.calls}
-    title = (
-        "Search for pictures"
-        if "search_image" in searches
-        else "Search in texts"
-        if searches
-        else "Rewrite the request"
-    )
-    parts = [f"<h4>{title}</h4>"]
-    thought = thought_of(step.reply)
-    if thought:
-        parts.append(f'<p class="thought">“{escape(thought)}”</p>')
-    parts += [f'<div><span class="call">{escape(_call_text(call))}</span></div>' for call in step.calls]
-    if step.candidates:
-        listed = "".join(_candidate(each, world) for each in step.candidates)
-        parts.append(f'<ul class="candidates">{listed}</ul>')
-    elif step.observation:
-        parts.append(f'<div class="evidence">{escape(_evidence(step.observation))}</div>')
-    return f'<div class="turn">{"".join(parts)}</div>'
+    items = [
+        candidate(_candidate_uri(world / each.file), each.title, each.reason, each.score,
+                  chosen=each.chosen, usable=each.usable)
+        for each in step.candidates
+    ]  # fmt: skip
+    return turn_card(step.reply, step.calls, step.observation, items)
 
 
 def _example(shown: Shown, world: Path) -> str:

@@ -13,15 +13,19 @@ from unify_agent.search.base import TextHit
 
 STOPS = {
     "direct": "ok", "grounded": "ok", "text_only": "ok", "no_reference": "ok",
-    "search_limit": "partial", "bad_calls": "partial", "no_recaption": "partial",
-    "policy_error": "failed", "draw_error": "failed",
+    "search_limit": "partial", "bad_calls": "partial", "no_recaption": "partial", "search_failed": "partial",
+    "policy_error": "failed", "draw_error": "failed", "write_error": "failed", "bad_input": "failed",
+    "crashed": "failed", "not_run": "failed",
 }  # fmt: skip
 """Every reason for which an episode ends, and what that makes of the item.
 
 direct: nothing was missing. grounded: with one or two references. text_only: read, asked for no picture.
 no_reference: pictures were asked for, none was usable. search_limit: still searching when the rounds were used up.
 bad_calls: too many replies that were neither a call nor a recaption. no_recaption: the last reply held no complete
-recaption; the picture is drawn from the request. policy_error, draw_error: the model failed; there is no picture.
+recaption; the picture is drawn from the request. search_failed: a search or the judge did not answer, and there is no
+reference. policy_error, draw_error: the model failed; there is no picture. The rest befalls items of a batch.
+write_error: the disk did not take it. bad_input: the request could not be read. crashed: the process that ran it died
+twice. not_run: a service is down.
 """
 
 
@@ -36,6 +40,8 @@ class AgentOptions:
     hide_while_recaptioning: the references' tokens of one kind are absent while the recaption is written.
     replace_references: given an episode and its chosen references, those that take their place.
     history: draw from the history cache; False draws from a fresh context; None takes the layout's own way.
+    redraw: how often a reply is drawn again, with sampling, that was cut off at its limit without a call or a
+        recaption. What was said before is out of the context, and stays in the record.
     """
 
     tools: bool = True
@@ -46,6 +52,7 @@ class AgentOptions:
     hide_while_recaptioning: Literal["vae", "vit"] | None = None
     replace_references: Callable[[Episode, list[Judged]], list[Judged]] | None = None
     history: bool | None = None
+    redraw: int = 0
     max_text_searches: int = 3
     max_image_searches: int = 2
     max_rounds: int = 7
@@ -53,9 +60,20 @@ class AgentOptions:
     max_references: int = 2
 
 
+@dataclass(frozen=True)
+class Discarded:
+    """A reply that was cut off and drawn again."""
+
+    text: str
+    ids: tuple[int, ...] | None = None
+
+
 @dataclass
 class Exchange:
-    """One turn: what the user side said, what the policy replied, what the tools answered."""
+    """One turn: what the user side said, what the policy replied, what the tools answered.
+
+    `discarded`: replies that were drawn before this one and are no part of the context.
+    """
 
     input: str
     reply: str = ""
@@ -66,16 +84,20 @@ class Exchange:
     tool_output: str | None = None
     tool_error: str | None = None
     mended: tuple[str, ...] = ()
+    discarded: tuple[Discarded, ...] = ()
     calls: list[dict[str, Any]] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
 
 
 @dataclass
 class Episode:
-    """The state of one item. `input` is what the policy replies to next; `final` says that it must recaption.
+    """The state of one item. `input` is what the policy replies to next; `final` says that it must recaption;
+    `discarded` are the replies to this input that are to be drawn again.
 
+    References that are there from the beginning were given with the request: nothing is searched.
     language: of the request, and so of the prompts and the recaption. `subject` is the name under which pictures were
-    last judged. `picture` is uint8 [H, W, 3].
+    last judged. `picture` is uint8 [H, W, 3]. `fault` is the last error of a search or a judge; `down` says that it, or
+    the one that ended the episode, is a service's that does not work.
     """
 
     id: str
@@ -89,12 +111,16 @@ class Episode:
     turns: list[Exchange] = field(default_factory=list)
     input: str = ""
     final: bool = False
+    discarded: list[Discarded] = field(default_factory=list)
     stop: str = ""
     error: str = ""
+    fault: str = ""
     read: list[TextHit] = field(default_factory=list)
     subject: str = ""
     text_searches: int = 0
     image_searches: int = 0
+    failed_searches: int = 0
+    down: bool = False
     bad_calls: int = 0
     references: list[Judged] = field(default_factory=list)
     recaption: str = ""

@@ -5,15 +5,18 @@
     clarity      edges are as sharp as the contrast allows, and there are enough pixels
     cleanliness  no watermark, not mostly text
 
-`PixelJudge` sees pixels and result titles only, as a person at a search page does. `LabelJudge` reads the labels of the
-embedded world: it serves the teacher and the tests, never a reported run. Scores are 0 to 10; a wrong identity scores 0
-and is never used, whatever else is good about it.
+`PixelJudge` sees pixels and result titles only, as a person at a search page does; `SelfJudge` asks the model, and
+`EndpointJudge` a model behind an endpoint. `LabelJudge` reads the labels of the embedded world: it serves the teacher
+and the tests, never a reported run. Scores are 0 to 10; a wrong identity scores 0 and is never used, whatever else is
+good about it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,11 +24,14 @@ from PIL import Image
 
 from unify_agent.interleave.segments import Unusable
 from unify_agent.search.base import ImageHit, TextHit
-from unify_agent.search.index import CJK, holds, normalise, words
+from unify_agent.search.index import CJK, Index, holds, normalise, words
 
 WEIGHTS = {"identity": 0.4, "salience": 0.2, "clarity": 0.2, "cleanliness": 0.2}
 _PIECES = re.compile(rf"[{CJK}]|[^\W_{CJK}]+")
 THRESHOLD = 6.0  # the judge prompt's border between rejected (up to 5) and usable (appendix E.3)
+POOR = 5.0  # a criterion below it rejects a picture, whatever the rest is
+FAULTS = {"salience": "tiny", "clarity": "blurred", "cleanliness": "watermark"}
+MIN_SIDE = 64  # pixels that a reference has at least
 
 
 @dataclass(frozen=True)
@@ -63,15 +69,19 @@ class Judge(Protocol):
     def judge(self, subject: str, candidates: Sequence[tuple[ImageHit, Image.Image | None]]) -> list[Judged]: ...
 
 
-def load_candidates(hits: Sequence[ImageHit]) -> list[tuple[ImageHit, Image.Image | None]]:
+def load_candidates(hits: Sequence[ImageHit], threads: int = 1) -> list[tuple[ImageHit, Image.Image | None]]:
     """Opens what was found; what does not decode stays in the list without a picture."""
-    candidates: list[tuple[ImageHit, Image.Image | None]] = []
-    for hit in hits:
-        try:
-            candidates.append((hit, hit.open()))
-        except Unusable:
-            candidates.append((hit, None))
-    return candidates
+    if threads < 2 or len(hits) < 2:
+        return [(hit, _opened(hit)) for hit in hits]
+    with ThreadPoolExecutor(min(threads, len(hits))) as pool:
+        return list(zip(hits, pool.map(_opened, hits), strict=True))
+
+
+def _opened(hit: ImageHit) -> Image.Image | None:
+    try:
+        return hit.open()
+    except Unusable:
+        return None
 
 
 def subject_of(query: str, read: Sequence[TextHit]) -> str:
@@ -98,6 +108,37 @@ def title_match(title: str, subject: str) -> float:
         return 0.0
     rest = len(words(plain.replace(subject, " ", 1)))
     return 1.0 if rest == 0 else 0.9**rest
+
+
+def graded(parts: Mapping[str, float], *, side: int, text_heavy: bool = False, watermark: bool = False) -> Verdict:
+    """The verdict from the four criteria (0 to 10), the shorter `side` in pixels, and what was seen besides.
+
+    A usable picture shows the right thing, reaches the threshold, and is poor in nothing.
+    """
+    found = dict(parts)
+    if found["identity"] < POOR:
+        return Verdict(0.0, "other", False, found)
+    fault = "text" if text_heavy else "watermark" if watermark else None
+    if side < MIN_SIDE:
+        found["clarity"], fault = 0.0, fault or "tiny"
+    score = sum(WEIGHTS[part] * value for part, value in found.items())
+    if fault is None and min(found.values()) < POOR:
+        fault = FAULTS[min(FAULTS, key=lambda part: found[part])]
+    if fault is not None:
+        return Verdict(min(score, POOR), fault, False, found)
+    return Verdict(score, "good", True, found) if score >= THRESHOLD else Verdict(score, "spare", False, found)
+
+
+def entities_in(index: Index) -> Callable[[str], str | None]:
+    """The entity that a subject names, by the labels of the good pictures whose title it is."""
+
+    def entity_of(subject: str) -> str | None:
+        hits = index.search_image(subject, num=20)
+        found = [index.labels(hit.id) for hit in hits if title_match(hit.title, normalise(subject)) == 1.0]
+        named = Counter(str(label["entity"]) for label in found if label.get("kind") == "good")
+        return max(named, key=lambda entity: named[entity], default=None)
+
+    return entity_of
 
 
 class LabelJudge:

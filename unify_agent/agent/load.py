@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from unify_agent.agent.unified import UnifiedPolicy
 from unify_agent.agent.wording import Prompts, load_prompts
 from unify_agent.errors import UserError
 from unify_agent.files import digest
-from unify_agent.generation.sampler import SamplerSettings
+from unify_agent.generation.sampler import GUIDANCE, SamplerSettings
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.layout import Pixels
 from unify_agent.model.loading import DTYPES
@@ -31,6 +32,7 @@ def load_policy(
     *,
     prompts: str | Path | None = None,
     size: tuple[int, int] | None = None,
+    aspect: float | None = None,
     device: str | None = None,
     dtype: str | None = None,
     spread: bool = False,
@@ -41,8 +43,9 @@ def load_policy(
     """The policy of a model folder (or hub id) and the words to ask it with.
 
     `prompts`: by name or file, instead of the folder's. `size`: (height, width) of pictures; the default is the largest
-    square that the folder's VAE transform makes. `dtype` (`bf16` or `fp32`): by default bf16 on a card, fp32 on a CPU.
-    `spread` and `quant`: see `placement.place`. `changes`: fields of `SamplerSettings`.
+    square that the folder's VAE transform makes. `aspect`: width over height, of a picture of that area. `dtype`
+    (`bf16` or `fp32`): by default bf16 on a card, fp32 on a CPU.
+    `spread` and `quant`: see `placement.place`. `changes`: see `sampler_settings`.
 
     Raises UserError, before any weight is read, for a folder that is none, weights that are not those of its
     configuration, more tokens than rows, or a size that the position tables cannot hold.
@@ -65,13 +68,8 @@ def load_policy(
     )
     words = load_prompts(prompts or folder.prompts)
     compact = words.name == "compact"
-    settings = COMPACT_SETTINGS if compact else SamplerSettings()
-    settings = replace(settings, **{key: value for key, value in changes.items() if value is not None})
-    height, width = size or (transforms["vae"].max_size,) * 2
-    patch, most = folder.config.pixels_per_token, folder.config.max_latent_size * folder.config.pixels_per_token
-    for side in (height, width):
-        if side % patch or not patch <= side <= most:
-            raise UserError(f"size {height}x{width}: sides must be multiples of {patch} from {patch} to {most}")
+    settings = sampler_settings(words.name, changes)
+    height, width = picture_size(folder, size, aspect)
     _fit_tables(folder)
     vae = folder.vae().to(home).eval()
     policy = UnifiedPolicy(
@@ -92,6 +90,31 @@ def load_policy(
         },
     )
     return policy, words
+
+
+def sampler_settings(prompts: str, changes: Mapping[str, Any]) -> SamplerSettings:
+    """How pictures are sampled: what suits a model that is asked with these prompts, with changes of fields of
+    `SamplerSettings`; `preset` names changes in `GUIDANCE`, which others go before."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    given = GUIDANCE.get(given.pop("preset", ""), {}) | given
+    return replace(COMPACT_SETTINGS if prompts == "compact" else SamplerSettings(), **given)
+
+
+def picture_size(folder: ModelFolder, size: tuple[int, int] | None, aspect: float | None) -> tuple[int, int]:
+    """(height, width) of the pictures to draw; for the arguments see `load_policy`. Raises UserError."""
+    height, width = size or (folder.transforms["vae"].max_size,) * 2
+    patch, most = folder.config.pixels_per_token, folder.config.max_latent_size * folder.config.pixels_per_token
+    if aspect is not None:
+        area = height * width
+        sides = ((area / aspect) ** 0.5, (area * aspect) ** 0.5)
+        height, width = (max(patch, round(side / patch) * patch) for side in sides)
+        if max(height, width) > most:
+            raise UserError(f"aspect {aspect:.3g}: {height}x{width} is too long, the model draws up to {most} a side; "
+                            "give a smaller --size")  # fmt: skip
+    for side in (height, width):
+        if side % patch or not patch <= side <= most:
+            raise UserError(f"size {height}x{width}: sides must be multiples of {patch} from {patch} to {most}")
+    return height, width
 
 
 def _fit_tables(folder: ModelFolder) -> None:

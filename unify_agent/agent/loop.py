@@ -8,12 +8,15 @@ an episode is what it has said and found (`Episode`); what may happen next is de
     neither                       -> an error observation, so that the model can correct itself (bounded)
 
 A usable reference, or the end of the bounded searches, leads to the final turn, which must be a recaption. References
-enter the context before the input of the final turn, as in training (interleave/layout.py).
+enter the context before the input of the final turn, as in training (interleave/layout.py); those that came with the
+request make its first turn the final one.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,12 +24,13 @@ from typing import Protocol
 
 import numpy as np
 
-from unify_agent.agent.episode import Episode, Exchange
-from unify_agent.agent.evidence import image_evidence, observation, text_evidence, user_turn
-from unify_agent.agent.judge import Judge, Judged, load_candidates, subject_of
+from unify_agent.agent.episode import Discarded, Episode, Exchange
+from unify_agent.agent.evidence import observation, user_turn
+from unify_agent.agent.judge import Judge, Judged
 from unify_agent.agent.toolcalls import Parsed, ToolCall, parse_calls
+from unify_agent.agent.tools import Found, Tools, is_down, told
 from unify_agent.agent.wording import Prompts
-from unify_agent.search.base import SearchBackend, TextHit
+from unify_agent.search.base import SearchBackend
 
 MAX_CALLS = 3  # of one turn; more are not made, and that is said
 _FINAL = re.compile(r"\s*<think>(.*?)</think>\s*<recaption>(.*?)</recaption>\s*", re.DOTALL)
@@ -49,10 +53,21 @@ class Policy(Protocol):
     name: str
 
     def reply(self, episodes: Sequence[Episode]) -> Sequence[Reply | Exception]:
-        """Answers each episode's `input`; when `final`, its references come first."""
+        """Answers each episode's `input`; when `final`, its references come first.
+
+        An episode with `discarded` replies is asked the same again, with sampling that is keyed by its id and their
+        number; they are out of its context.
+        """
 
     def draw(self, episodes: Sequence[Episode]) -> Sequence[np.ndarray | Exception]:
         """A picture for each, uint8 [H, W, 3]."""
+
+
+def came_to_nothing(reply: Reply, final: bool) -> bool:
+    """Whether a reply was cut off before it held what it was asked for: a recaption or, unless `final`, a call."""
+    if not reply.truncated or recaption_in(reply.text) is not None:
+        return False
+    return final or not parse_calls(reply.text).calls
 
 
 def recaption_in(reply: str) -> str | None:
@@ -63,21 +78,20 @@ def recaption_in(reply: str) -> str | None:
     return found[2].strip()
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What one tool call gave."""
-
-    text: str = ""
-    hits: tuple[TextHit, ...] = ()
-    judged: tuple[Judged, ...] = ()
-    subject: str = ""
-    error: str = ""
+def begin(episode: Episode, prompts: Prompts) -> None:
+    """Sets the input of turn 0. With references from the beginning it is the last one, too."""
+    given = len(episode.references)
+    episode.input = prompts.first(episode.request, episode.language, episode.options.tools and not given)
+    if given:
+        episode.final = True
+        episode.input += f"\n\n{prompts.final(given, episode.language)}"
 
 
 class Loop:
     """Runs episodes with one policy, one search back end, one judge.
 
-    `on_event(episode, what)` is told "reply", "tool", "done" and "drawn" as they happen, from the calling thread.
+    `on_event(episode, what)` is told "reply", "discarded", "tool", "done" and "drawn" as they happen, from the calling
+    thread; what it raises ends the run. `seconds`: time in "reply" and "draw", and waiting for "tools".
     """
 
     def __init__(
@@ -89,8 +103,9 @@ class Loop:
         threads: int = 8,
         on_event: Callable[[Episode, str], None] | None = None,
     ):
-        self.policy, self.search, self.judge, self.prompts = policy, search, judge, prompts
-        self.threads = threads
+        self.policy, self.prompts, self.threads = policy, prompts, threads
+        self.tools = Tools(search, judge, prompts, threads)
+        self.seconds: Counter[str] = Counter()
         self._tell = on_event or (lambda episode, what: None)
 
     def run(self, episodes: Sequence[Episode]) -> None:
@@ -101,22 +116,24 @@ class Loop:
     def think(self, episodes: Sequence[Episode]) -> None:
         """All rounds up to the recaption."""
         for episode in episodes:
-            episode.input = self.prompts.first(episode.request, episode.language, episode.options.tools)
+            begin(episode, self.prompts)
         with ThreadPoolExecutor(self.threads) as pool:
             while opened := [episode for episode in episodes if not episode.done]:
                 calls: list[tuple[Episode, Exchange, Parsed]] = []
-                for episode, reply in zip(opened, self.policy.reply(opened), strict=True):
+                for episode, reply in zip(opened, self._replies(opened), strict=True):
                     if isinstance(reply, Exception):
-                        episode.stop, episode.error = "policy_error", f"{type(reply).__name__}: {reply}"
+                        episode.stop, episode.error, episode.down = "policy_error", told(reply), is_down(reply)
                         continue
                     turn = Exchange(episode.input, reply.text, reply.ids, reply.tokenizer, reply.truncated)
+                    turn.discarded, episode.discarded = tuple(episode.discarded), []
                     episode.turns.append(turn)
                     self._tell(episode, "reply")
                     parsed = self._read(episode, turn)
                     if parsed is not None:
                         calls.append((episode, turn, parsed))
+                began = time.perf_counter()
                 jobs = [
-                    (episode, call, pool.submit(self._call, episode, call))
+                    (episode, call, pool.submit(self.tools.call, episode, call))
                     for episode, _, parsed in calls
                     for call in parsed.calls[:MAX_CALLS]
                 ]
@@ -124,16 +141,40 @@ class Loop:
                     found = [(call, job.result()) for owner, call, job in jobs if owner is episode]
                     self._advance(episode, turn, parsed, found)
                     self._tell(episode, "tool")
+                self.seconds["tools"] += time.perf_counter() - began
                 for episode in opened:
                     if episode.done:
                         self._tell(episode, "done")
 
+    def _replies(self, opened: Sequence[Episode]) -> list[Reply | Exception]:
+        """A reply of each; those that came to nothing are asked for again while there are tries left."""
+        began = time.perf_counter()
+        replies = list(self.policy.reply(opened))
+        while again := [
+            (number, reply)
+            for number, (episode, reply) in enumerate(zip(opened, replies, strict=True))
+            if isinstance(reply, Reply)
+            and len(episode.discarded) < episode.options.redraw
+            and came_to_nothing(reply, episode.final)
+        ]:
+            for number, reply in again:
+                opened[number].discarded.append(Discarded(reply.text, reply.ids))
+                self._tell(opened[number], "discarded")
+            drawn = self.policy.reply([opened[number] for number, _ in again])
+            for (number, _), reply in zip(again, drawn, strict=True):
+                replies[number] = reply
+        self.seconds["reply"] += time.perf_counter() - began
+        return replies
+
     def draw(self, episodes: Sequence[Episode]) -> None:
         """Draws every episode that ended without an error."""
         ready = [episode for episode in episodes if episode.done and not episode.error]
-        for episode, picture in zip(ready, self.policy.draw(ready) if ready else (), strict=True):
+        began = time.perf_counter()
+        pictures = self.policy.draw(ready) if ready else ()
+        self.seconds["draw"] += time.perf_counter() - began
+        for episode, picture in zip(ready, pictures, strict=True):
             if isinstance(picture, Exception):
-                episode.stop, episode.error = "draw_error", f"{type(picture).__name__}: {picture}"
+                episode.stop, episode.error = "draw_error", told(picture)
             else:
                 episode.picture = picture
             self._tell(episode, "drawn")
@@ -167,12 +208,14 @@ class Loop:
             return "bad_calls"
         if episode.final and len(episode.turns) > episode.options.max_rounds:
             return "search_limit"
+        if episode.failed_searches:
+            return "search_failed"
         if episode.image_searches:
             return "no_reference"
         return "text_only" if episode.text_searches else "direct"
 
     def _advance(
-        self, episode: Episode, turn: Exchange, parsed: Parsed, found: Sequence[tuple[ToolCall, _Found]]
+        self, episode: Episode, turn: Exchange, parsed: Parsed, found: Sequence[tuple[ToolCall, Found]]
     ) -> None:
         """Decides the next input from what the calls gave."""
         options, words = episode.options, self.prompts.phrases(episode.language)
@@ -185,6 +228,9 @@ class Loop:
                 episode.image_searches += 1
                 episode.subject = result.subject
                 turn.judged += result.judged
+            if result.error:
+                episode.failed_searches += 1
+                episode.fault, episode.down = result.error, episode.down or result.down
         searched_images = any(call.name == "search_image" for call, _ in found)
         turn.stage = 2 if searched_images else 1
         if found:
@@ -219,25 +265,3 @@ class Loop:
         if chosen and episode.options.replace_references is not None:
             chosen = list(episode.options.replace_references(episode, chosen))
         return chosen
-
-    def _call(self, episode: Episode, call: ToolCall) -> _Found:
-        """Runs one tool; a search that fails is a finding, not a crash."""
-        options, given, words = episode.options, call.arguments, self.prompts.phrases(episode.language)
-        if call.name == "text_search":
-            if not (options.tools and options.text_search) or episode.text_searches >= options.max_text_searches:
-                return _Found(words.no_results)
-        elif not (options.tools and options.image_search):
-            return _Found(words.no_pictures)
-        language, defaults = given.get("hl", episode.language), self.prompts.defaults
-        try:
-            if call.name == "text_search":
-                hits = self.search.text_search(given["q"], language, given.get("top_k", defaults.top_k))
-                return _Found(text_evidence(hits, self.prompts, episode.language), hits=tuple(hits))
-            images = self.search.search_image(
-                given["q"], given.get("location"), language, given.get("num", defaults.num)
-            )
-        except Exception as fault:  # whatever a search service does, the episode goes on
-            return _Found(error=f"{call.name}: {type(fault).__name__}: {fault}")
-        subject = subject_of(given["q"], episode.read)
-        judged = self.judge.judge(subject, load_candidates(images))
-        return _Found(image_evidence(judged, self.prompts, episode.language), judged=tuple(judged), subject=subject)

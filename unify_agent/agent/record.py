@@ -3,6 +3,7 @@
     <out>/<category>/intermediate/<id>/image_1.png, image_2.png     the references, best first
     <out>/<category>/intermediate/<id>/tmp/candidate_<n>.png        every candidate that was judged
     <out>/<category>/images/<id>_0.png                              the picture
+    <out>/<category>/pages/<id>.html                                the story, on request
     <out>/<category>/traj/<id>_trajectory.json                      what was said and found
 
 The trajectory is written last, so an item whose trajectory is there is finished. Each file appears whole or not at all.
@@ -24,21 +25,18 @@ from PIL.PngImagePlugin import PngInfo
 
 from unify_agent.agent.episode import Episode, Exchange
 from unify_agent.agent.judge import Judged
+from unify_agent.agent.story import story
 from unify_agent.datasets.trajectory import Reference, Trajectory, Turn
 from unify_agent.errors import UserError
-from unify_agent.files import read_json, whole_folder, write_bytes, write_text
+from unify_agent.files import read_json, whole_folder, write_bytes
 
-SUMMARY = "summary.jsonl"
-_SAFE = re.compile(r"[^\W_][\w.-]{0,99}")
+_SAFE = re.compile(r"[^\W_][\w.-]*")
 
 
-def check_id(item_id: str, what: str = "id") -> str:
-    """An id (or category) that can be a file name. Raises UserError for any other."""
-    if not _SAFE.fullmatch(item_id):
-        raise UserError(
-            f"{what} {item_id[:40]!r}: only letters, digits, '.', '_', '-' (at most 100, the first a letter or digit)"
-        )
-    return item_id
+def is_safe_name(text: str) -> bool:
+    """Whether an id (or category) can name files: letters of any script, digits, '.', '_', '-', the first a letter or
+    digit; at most 150 bytes."""
+    return bool(_SAFE.fullmatch(text)) and len(text.encode()) <= 150
 
 
 def png(picture: Image.Image | np.ndarray, metadata: dict[str, Any] | None = None) -> bytes:
@@ -90,6 +88,11 @@ def to_trajectory(episode: Episode, policy: str) -> Trajectory:
                 extra[key] = list(value) if isinstance(value, tuple) else value
         if turn.truncated:
             extra["truncated"] = True
+        if turn.discarded:
+            extra["discarded"] = [
+                {"response_text": each.text} | ({} if each.ids is None else {"response_ids": list(each.ids)})
+                for each in turn.discarded
+            ]
         turns.append(_turn(index, turn) | {"stage": turn.stage} | extra)
     if turns and episode.recaption:
         turns[-1]["recaption"] = episode.recaption
@@ -147,47 +150,50 @@ def _judged(each: Judged, number: int) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes episodes below `out` and keeps `out/summary.jsonl`.
+    """Writes episodes below `out`.
 
-    `candidates=False` leaves the judged candidates out. `durable=False` writes without flushing each file to the
-    disk: for a folder that takes its name only when all of it is written.
+    `candidates=False` leaves the judged candidates out. `pages`: a page that tells the whole story, for each item.
+    `durable=False` writes without flushing each file to the disk: for a folder that takes its name only when all of it
+    is written.
     """
 
-    def __init__(self, out: Path, policy: str, candidates: bool = True, durable: bool = True):
-        self.out, self.policy, self.candidates, self.durable = Path(out), policy, candidates, durable
-        self.summary: dict[str, dict] = {}
-        path = self.out / SUMMARY
-        if path.is_file():
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                try:
-                    record = json.loads(line)
-                    self.summary[f"{record['category']}/{record['id']}"] = record
-                except (json.JSONDecodeError, KeyError, TypeError):
-                    raise UserError(f"{path}:{number}: not a summary line; remove the file to start anew") from None
+    def __init__(
+        self, out: Path, policy: str, candidates: bool = True, durable: bool = True, pages: bool = False
+    ) -> None:
+        self.out, self.policy, self.candidates = Path(out), policy, candidates
+        self.durable, self.pages = durable, pages
 
-    def finished(self, category: str, item_id: str, request: str, settings: dict[str, Any]) -> bool:
-        """Whether an item of this id, request and `settings` has its trajectory and picture already.
+    def path(self, category: str, item_id: str) -> Path:
+        """Where an item's trajectory lies."""
+        return self.out / category / "traj" / f"{item_id}_trajectory.json"
+
+    def finished(
+        self, category: str, item_id: str, request: str, settings: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The record of an item of this id, request and `settings` whose picture is there; None when there is none.
 
         Raises UserError when the id was used for another request: nothing is overwritten in silence.
         """
-        path = self.out / category / "traj" / f"{item_id}_trajectory.json"
+        path = self.path(category, item_id)
         if not path.is_file():
-            return False
+            return None
         record = read_json(path, "trajectory")
         if record.get("image_prompt") != request:
             raise UserError(f"{path}: holds another request under this id; choose another --out or id")
         made = record.get("options", {})
         if any(made.get(key) != value for key, value in settings.items()):
-            return False
+            return None
         picture = record.get("generated_image")
-        return bool(picture) and (path.parents[1] / picture).is_file()
+        return record if picture and (path.parents[1] / picture).is_file() else None
 
     def write(self, episode: Episode) -> Path:
         """Writes one episode; returns the path of its trajectory."""
         folder = self.out / episode.category
         for part in ("traj", "intermediate", "images"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        place = folder / "intermediate" / episode.id
+        place, picture = folder / "intermediate" / episode.id, folder / "images" / f"{episode.id}_0.png"
+        for old in (self.path(episode.category, episode.id), picture):
+            old.unlink(missing_ok=True)
         if self.durable:
             with whole_folder(place) as work:
                 self._pictures(episode, work)
@@ -198,20 +204,12 @@ class Recorder:
         trajectory = to_trajectory(episode, self.policy)
         if episode.picture is not None:
             data = png(episode.picture, {"prompt": episode.request, **episode.settings})
-            self._put(folder / "images" / f"{episode.id}_0.png", data)
-        path = folder / "traj" / f"{episode.id}_trajectory.json"
+            self._put(picture, data)
+        if self.pages:
+            self._put(folder / "pages" / f"{episode.id}.html", story(trajectory).encode())
+        path = self.path(episode.category, episode.id)
         self._put(path, trajectory.to_json().encode())
-        self.summary[f"{episode.category}/{episode.id}"] = {
-            "id": episode.id, "category": episode.category, "status": episode.status, "reason": episode.stop,
-            "error": episode.error, "references": len(episode.references), "turns": len(episode.turns),
-        }  # fmt: skip
         return path
-
-    def write_summary(self) -> Path:
-        """Writes `summary.jsonl`, one line an item, in the order of ids."""
-        lines = (json.dumps(self.summary[key], ensure_ascii=False) for key in sorted(self.summary))
-        write_text(self.out / SUMMARY, "".join(line + "\n" for line in lines))
-        return self.out / SUMMARY
 
     def _pictures(self, episode: Episode, place: Path) -> None:
         for k, each in enumerate(episode.references, 1):

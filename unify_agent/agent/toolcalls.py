@@ -5,23 +5,24 @@
     </tool_call>
 
 `parse_calls` mends what is plainly meant (code fences, single quotes, trailing commas, a missing close tag,
-`parameters`, arguments as a JSON string, several calls, ...) and says what it mended. What is not plain is an
-error with a sentence for the model, never a guess.
+`parameters`, arguments as a JSON string, other ways of naming a tool, several calls, ...) and says what it mended.
+What is not plain is an error with a sentence for the model, never a guess. It never raises.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unify_agent.agent.mending import first_value, function_call
 from unify_agent.errors import nearest
 
 MAX_RESULTS = 20
 MAX_QUERY = 256  # characters; longer queries are cut, and that is said
+MAX_PLACE = 80  # characters of a language or a place
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,12 @@ _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
 _OPEN = re.compile(r"<tool_call>", re.IGNORECASE)
 _CLOSE = re.compile(r"</tool_call>", re.IGNORECASE)
 _FENCE = re.compile(r"```[A-Za-z_]*\s*(.*?)\s*(?:```|\Z)", re.DOTALL)
-_SMART = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"})
-_DECODER = json.JSONDecoder()
+_NAMED = re.compile(rf"<({'|'.join(TOOLS)})>\s*(\{{.*?)(?:</\1>|\Z)", re.DOTALL)
+_INVOKE = re.compile(r"""<invoke\s+name=["']([^"'<>]*)["']\s*>(.*?)(?:</invoke>|\Z)""", re.DOTALL)
+_PARAMETER = re.compile(r"""<parameter\s+name=["']([^"'<>]*)["']\s*>(.*?)</parameter>""", re.DOTALL)
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+_NAME_KEYS = ("name", "tool", "function", "action", "tool_name")
+_ARGUMENT_KEYS = ("parameters", "args", "input", "action_input")
 
 
 def tools_block(names: Sequence[str] = tuple(TOOLS)) -> str:
@@ -117,108 +122,70 @@ def _bodies(text: str, mended: list[str]) -> list[str]:
     for number, opening in enumerate(openings):
         limit = openings[number + 1].start() if number + 1 < len(openings) else len(text)
         closing = _CLOSE.search(text, opening.end(), limit)
+        body = text[opening.end() : closing.start() if closing else limit]
+        if closing is None and not body.strip() and limit < len(text):
+            mended.append("<tool_call> twice")
+            continue
         if closing is None:
             mended.append("missing </tool_call>")
-        bodies.append(text[opening.end() : closing.start() if closing else limit])
+        bodies.append(body)
     return bodies
 
 
-def _untagged(text: str, mended: list[str]) -> list[str]:
-    """A call without tags: a fenced block, or all of the reply from its first brace, that names one of the tools."""
+def _untagged(text: str, mended: list[str]) -> list[Any]:
+    """A call without our tags: `<text_search>{...}</text_search>`, `<invoke name="text_search">`, a fenced block, or
+    all of the reply from its first brace, when that names one of the tools."""
+    named = [(found[1], found[2]) for found in _NAMED.finditer(text)]
+    if named:
+        mended.append("the tool's name as a tag")
+        return [_wrapped(name, body) for name, body in named]
+    invoked = [(found[1], dict(_PARAMETER.findall(found[2]))) for found in _INVOKE.finditer(text)]
+    if invoked:
+        mended.append("<invoke> for <tool_call>")
+        return [{"name": name, "arguments": given} for name, given in invoked]
     brace = text.find("{")
     blocks = _FENCE.findall(text) or ([text[brace:]] if brace >= 0 else [])
-    named = [block for block in blocks if re.search(rf"""["'](?:{"|".join(TOOLS)})["']""", block)]
-    if named:
+    found = [block for block in blocks if re.search(rf"""["'](?:{"|".join(TOOLS)})["']""", block)]
+    if found:
         mended.append("missing <tool_call>")
-    return named
+    return list(found)
 
 
-def _objects(body: str, mended: list[str]) -> list[Any]:
+def _wrapped(name: str, body: str) -> Any:
+    """A call from what stands in a tag of its name: the arguments, or all of the call."""
+    value, rest = first_value(body.strip(), [])
+    if isinstance(value, dict) and "name" not in value and not rest.strip():
+        return {"name": name, "arguments": value}
+    return body
+
+
+def _objects(body: Any, mended: list[str]) -> list[Any]:
     """The JSON values in a body (several may follow one another); a string among them is an error."""
+    if not isinstance(body, str):
+        return [body]
     body = body.strip()
     fence = _FENCE.search(body)
-    if fence:
+    if fence and not body.startswith(("{", "[")):
         mended.append("code fence")
         body = fence[1]
     values: list[Any] = []
     while body:
-        value, rest = _first_value(body, mended)
+        value, rest = first_value(body, mended)
         if value is None:
             if values:
                 mended.append("text after the call")
                 break
-            return [f"The tool call is not valid JSON: {_short(body)}"]
+            written = function_call(body)
+            if written is None:
+                return [f"The tool call is not valid JSON: {_short(body)}"]
+            mended.append("a call in brackets")
+            value, rest = written, ""
+        if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+            mended.append("calls inside 'tool_calls'")
+            value = value["tool_calls"]
         values += value if isinstance(value, list) else [value]
         body = rest.lstrip(" \t\r\n,;")
     return values or ["The tool call is empty."]
-
-
-def _first_value(body: str, mended: list[str]) -> tuple[Any, str]:
-    """The first JSON value of a body and the text after it; (None, body) when there is none to read."""
-    try:
-        value, end = _DECODER.raw_decode(body)
-        return (value, body[end:]) if isinstance(value, dict | list) else (None, body)
-    except json.JSONDecodeError:
-        pass
-    start = min((at for at in (body.find("{"), body.find("[")) if at >= 0), default=-1)
-    if start < 0:
-        return None, body
-    if start > 0:
-        value, rest = _first_value(body[start:], mended)
-        if value is not None:
-            mended.append("text before the call")
-        return value, rest
-    piece, closers, end = _balanced(body.translate(_SMART))
-    if body.translate(_SMART) != body:
-        mended.append("typographic quotes")
-    if closers:
-        mended.append("missing closing brace")
-    for change, label in ((_as_is, ""), (_no_trailing_commas, "trailing comma"), (_python_literal, "single quotes")):
-        try:
-            value = change(piece + closers)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if isinstance(value, dict | list):
-            if label:
-                mended.append(label)
-            return value, body[end:]
-    return None, body
-
-
-def _as_is(text: str) -> Any:
-    return json.loads(text, strict=False)
-
-
-def _no_trailing_commas(text: str) -> Any:
-    return json.loads(re.sub(r",(\s*[}\]])", r"\1", text), strict=False)
-
-
-def _python_literal(text: str) -> Any:
-    text = re.sub(r"\b(true|false|null)\b", lambda word: {"true": "True", "false": "False"}.get(word[0], "None"), text)
-    return ast.literal_eval(text)
-
-
-def _balanced(text: str) -> tuple[str, str, int]:
-    """The leading bracketed piece of a text, the closers it lacks, and where it ends."""
-    stack: list[str] = []
-    quote, escaped = "", False
-    for at, char in enumerate(text):
-        if quote:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == quote:
-                quote = ""
-        elif char == '"' or (char == "'" and text[:at].rstrip()[-1:] in "{[:,"):
-            quote = char
-        elif char in "{[":
-            stack.append("}" if char == "{" else "]")
-        elif stack and char == stack[-1]:
-            stack.pop()
-            if not stack:
-                return text[: at + 1], "", at + 1
-    return text.rstrip(), quote + "".join(reversed(stack)), len(text)
 
 
 def _call(value: Any, mended: list[str]) -> ToolCall | str:
@@ -228,17 +195,32 @@ def _call(value: Any, mended: list[str]) -> ToolCall | str:
     if isinstance(value.get("function"), dict):
         mended.append("call inside 'function'")
         value = value["function"]
-    name = value.get("name", value.get("tool", value.get("function")))
-    if not isinstance(name, str):
+    named = next((key for key in _NAME_KEYS if isinstance(value.get(key), str)), None)
+    if named is None and len(value) == 1 and next(iter(value)) in TOOLS:
+        mended.append("the tool's name as a key")
+        ((name, arguments),) = value.items()
+        value = {"arguments": arguments}
+    elif named is None:
         return "The tool call has no name."
+    else:
+        name = value[named]
+    plain = name.strip().lower().rpartition(".")[2]
+    if name not in TOOLS and plain in TOOLS:
+        mended.append(f"the name {_short(name)}")
+        name = plain
     if name not in TOOLS:
         return f"There is no tool {_short(name)}{nearest(name, list(TOOLS))}"
     arguments = value.get("arguments")
-    if arguments is None and "parameters" in value:
-        mended.append("'parameters' for 'arguments'")
-        arguments = value["parameters"]
+    for key in _ARGUMENT_KEYS if arguments is None else ():
+        if key in value:
+            mended.append(f"'{key}' for 'arguments'")
+            arguments = value[key]
+            break
+    if arguments is None and isinstance(value.get("q", value.get("query")), str):
+        mended.append("arguments beside the name")
+        arguments = {key: each for key, each in value.items() if key != named}
     if isinstance(arguments, str):
-        inner, rest = _first_value(arguments.strip(), mended)
+        inner, rest = first_value(arguments.strip(), mended)
         if not isinstance(inner, dict) or rest.strip():
             return f"The arguments of {name} are not a JSON object."
         mended.append("arguments as a string")
@@ -261,7 +243,7 @@ def _checked(name: str, given: dict[str, Any], mended: list[str]) -> ToolCall | 
         if value is None:
             continue
         if properties[known]["type"] == "integer":
-            if isinstance(value, str) and value.strip().isdecimal():
+            if isinstance(value, str) and re.fullmatch(r"\s*\d{1,9}\s*", value):
                 mended.append(f"{known} as a string")
                 value = int(value)
             if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
@@ -272,6 +254,9 @@ def _checked(name: str, given: dict[str, Any], mended: list[str]) -> ToolCall | 
             value = bounded
         elif not isinstance(value, str):
             return f"{known} of {name} must be a string."
+        elif (clean := _UNPRINTABLE.sub(" ", value)) != value:
+            mended.append(f"unprintable characters in {known}")
+            value = clean
         arguments[known] = value
     query = arguments.get("q", "").strip()
     if not query:
@@ -279,6 +264,10 @@ def _checked(name: str, given: dict[str, Any], mended: list[str]) -> ToolCall | 
     if len(query) > MAX_QUERY:
         mended.append(f"query cut to {MAX_QUERY} characters")
     arguments["q"] = query[:MAX_QUERY]
+    for key in ("hl", "location"):
+        if len(arguments.get(key, "")) > MAX_PLACE:
+            mended.append(f"{key} left out: too long")
+            del arguments[key]
     return ToolCall(name, arguments)
 
 

@@ -14,23 +14,35 @@ appended anew from the episode's record; an episode without turns is drawn from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from unify_agent.agent.episode import Episode, Exchange
 from unify_agent.agent.loop import Reply
+from unify_agent.files import digest
+from unify_agent.generation.drawing import Preview
+from unify_agent.generation.prefix import Prefixes
 from unify_agent.generation.sampler import Progress, SamplerSettings
 from unify_agent.generation.session import Session
-from unify_agent.generation.text import Sampling
+from unify_agent.generation.text import Sampling, Watch
 from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.layout import Pixels, Preset
 from unify_agent.interleave.segments import Picture, Text
 from unify_agent.interleave.visibility import Range
 
 PARTS = ("vae", "vit")
+AGAIN = {"temperature": 0.7, "top_p": 0.95}
+"""Sampling of a reply that is drawn again after a greedy one came to nothing."""
+STREAM_EVERY = 4  # tokens between two looks at a reply that is being written
+
+
+def _again_seed(episode: Episode) -> int:
+    """A seed that depends on the episode's id and seed, the turn, and how many replies to it were discarded."""
+    key = f"{episode.id} {episode.seed} {len(episode.turns)} {len(episode.discarded)}"
+    return int(digest(key)[:12], 16)
 
 
 class ContextFull(RuntimeError):
@@ -52,8 +64,9 @@ class _Row:
 class UnifiedPolicy:
     """`sampling` is for text, `settings` for pictures of `size` (height, width) in pixels.
 
-    `max_tokens` bounds an episode's context. `provenance` goes into the record of every picture. `on_step`, when set,
-    is told (steps done, steps in all) after each step of a batch of pictures.
+    `max_tokens` bounds an episode's context. `provenance` goes into the record of every picture. When set, `on_step` is
+    told (steps done, steps in all) after each step of a batch of pictures, `on_text` (episode, what its reply says so
+    far), and `on_preview` (episode, uint8 [H, W, 3]) how its picture is forming. What they raise ends the call.
     """
 
     name = "unified"
@@ -78,7 +91,10 @@ class UnifiedPolicy:
         self.size, self.max_tokens = size, max_tokens
         self.provenance = provenance or {}
         self.on_step: Progress | None = None
+        self.on_text: Callable[[Episode, str], None] | None = None
+        self.on_preview: Callable[[Episode, np.ndarray], None] | None = None
 
+        self._prefixes = Prefixes()
         self._session: Session | None = None
         self._rows: dict[int, _Row] = {}
 
@@ -90,19 +106,27 @@ class UnifiedPolicy:
 
     def _new_session(self, episodes: Sequence[Episode]) -> Session:
         seeds = [episode.seed for episode in episodes]
-        return Session(self.model, self.vae, self.grammar, self.pixels, rows=len(episodes), seeds=seeds)
+        return Session(
+            self.model, self.vae, self.grammar, self.pixels,
+            rows=len(episodes), seeds=seeds, prefixes=self._prefixes,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ text
 
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
-        """One turn of every episode, decoded together. A call in which nobody has spoken yet starts a new batch."""
+        """One turn of every episode, decoded together. A call in which nobody has spoken yet starts a new batch.
+
+        Episodes with discarded replies are cut back to their input, and sampled.
+        """
         session = self._session
-        if session is None or all(not episode.turns for episode in episodes):
+        if session is None or all(not episode.turns and not episode.discarded for episode in episodes):
             session = self._begin(episodes)
-        self._place_references(session, [episode for episode in episodes if episode.final])
+        again = [episode for episode in episodes if episode.discarded]
+        new = [episode for episode in episodes if not episode.discarded]
+        self._place_references(session, [episode for episode in new if episode.final])
         answers: dict[int, Reply | Exception] = {}
         ready: list[tuple[Episode, _Row, tuple[int, ...]]] = []
-        for episode in episodes:
+        for episode in new:
             state, ids = self._rows[id(episode)], self.grammar.encode_user(episode.input)
             used = session.lengths[state.row]
             if used + len(ids) + self.sampling.max_new + 4 > self.max_tokens:
@@ -115,12 +139,47 @@ class UnifiedPolicy:
             if not episode.turns:
                 state.request = at
         seeds = [episode.seed + len(episode.turns) for episode, *_ in ready]
-        written = session.decode(rows, self.sampling, seeds=seeds)
-        for (episode, state, _), decoded in zip(ready, written, strict=True):
+        self._write(session, [episode for episode, *_ in ready], self.sampling, seeds, answers)
+        for episode in again:
+            state = self._rows[id(episode)]
+            session.rewind(state.row, state.span[0])
+        self._write(session, again, self._hotter(), [_again_seed(episode) for episode in again], answers)
+        return [answers[id(episode)] for episode in episodes]
+
+    def _write(
+        self,
+        session: Session,
+        episodes: Sequence[Episode],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        answers: dict[int, Reply | Exception],
+    ) -> None:
+        """Decodes a reply in the row of each episode."""
+        states = [self._rows[id(episode)] for episode in episodes]
+        looks: dict[str, Any] = {"watch": self._streamed(episodes)} if self.on_text else {}
+        written = session.decode([state.row for state in states], sampling, seeds=seeds, **looks)
+        for episode, state, decoded in zip(episodes, states, written, strict=True):
             state.ids, state.span = decoded.ids, decoded.span
             text = self.grammar.said(decoded.ids)
             answers[id(episode)] = Reply(text, decoded.ids, self.grammar.fingerprint, not decoded.stopped)
-        return [answers[id(episode)] for episode in episodes]
+
+    def _streamed(self, episodes: Sequence[Episode]) -> Watch:
+        """A `watch` that tells `on_text` every few tokens."""
+        tell, steps = self.on_text, 0
+        assert tell is not None
+
+        def looks(written: Sequence[Sequence[int]]) -> None:
+            nonlocal steps
+            steps += 1
+            if steps % STREAM_EVERY == 0:
+                for episode, ids in zip(episodes, written, strict=True):
+                    tell(episode, self.grammar.said(ids))
+
+        return looks
+
+    def _hotter(self) -> Sampling:
+        """How a reply is drawn again: as ever when that is random, else by `AGAIN`."""
+        return self.sampling if self.sampling.temperature > 0 else replace(self.sampling, **AGAIN)
 
     def _place_references(self, session: Session, episodes: Sequence[Episode]) -> None:
         """Appends the references of episodes that come to their final turn."""
@@ -156,12 +215,16 @@ class UnifiedPolicy:
             seeds = [episode.seed for episode in group]
             pictures = session.draw(
                 rows, sees, [self.size] * len(group), self.settings, seeds,
-                keep_rope=self.preset != "released", progress=self.on_step,
+                keep_rope=self.preset != "released", progress=self.on_step, preview=self._previewed(group),
             )  # fmt: skip
             for episode, picture in zip(group, pictures, strict=True):
                 drawn[id(episode)] = picture
                 episode.settings = {"seed": episode.seed, **self.described(), "drawn_from": way}
         return [drawn[id(episode)] for episode in episodes]
+
+    def _previewed(self, episodes: Sequence[Episode]) -> Preview | None:
+        tell = self.on_preview
+        return None if tell is None else lambda number, picture: tell(episodes[number], picture)
 
     def _way(self, episode: Episode) -> str:
         options = episode.options

@@ -5,9 +5,11 @@ A file of the same keys can replace ours, for a checkpoint that was trained with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,6 +19,7 @@ from unify_agent.errors import UserError, nearest
 
 FOLDER = Path(__file__).parent / "prompts"
 LANGUAGES = ("en", "zh")
+_Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -117,6 +120,41 @@ class Prompts:
         return words.final.replace("{names}", reference_names(count, language)) if count else words.final_none
 
 
+class Questions(_Strict):
+    """One language's words for judging pictures; see prompts/judging.yaml."""
+
+    rubric: str
+    ask: str
+    look: str
+    identity: str
+    salience: str
+    clarity: str
+    cleanliness: str
+
+
+class Judging(_Strict):
+    """How pictures are judged, in both languages."""
+
+    en: Questions
+    zh: Questions
+
+    def phrases(self, text: str) -> Questions:
+        """The words in the language of what is looked for."""
+        return self.zh if language_of(text) == "zh" else self.en
+
+
+def load_judging(file: Path | str = FOLDER / "judging.yaml") -> Judging:
+    """The words for judging, ours or from a file of the same keys. Raises UserError that names file and key."""
+    return _load(Path(file), Judging)
+
+
+def language_of(text: str) -> str:
+    """`zh` for a text with Chinese characters (and no Japanese or Korean ones), else `en`."""
+    if re.search(r"[\u3040-\u30ff\uac00-\ud7af]", text):
+        return "en"
+    return "zh" if re.search(r"[\u3400-\u9fff\uf900-\ufaff]", text) else "en"
+
+
 def reference_names(count: int, language: str) -> str:
     """How the references are called: `image_1 and image_2`, in Chinese `image_1和image_2`."""
     return ("和" if language == "zh" else " and ").join(f"image_{k}" for k in range(1, count + 1))
@@ -127,16 +165,21 @@ def load_prompts(name: str | Path) -> Prompts:
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = FOLDER / f"{name}.yaml"
-        if not path.is_file():
-            known: Sequence[str] = sorted(each.stem for each in FOLDER.glob("*.yaml"))
+        known: Sequence[str] = sorted(each.stem for each in FOLDER.glob("*.yaml") if each.stem != "judging")
+        if name not in known:
             raise UserError(f"prompts '{name}' are not known{nearest(str(name), known)}")
+    return Prompts(path.stem if path.parent == FOLDER else str(name), _load(path, _File))
+
+
+def _load(path: Path, kind: type[_Kind]) -> _Kind:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Prompts(path.stem if path.parent == FOLDER else str(name), _File.model_validate(content))
+        return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"{path}: no such prompt file") from None
-    except yaml.YAMLError as fault:
+    except OSError as fault:
+        raise UserError(f"{path}: cannot be read ({fault.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as fault:
         raise UserError(f"{path}: not YAML ({fault})") from None
     except ValidationError as fault:
         first = fault.errors()[0]
-        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise UserError(f"{path}: {'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}") from None

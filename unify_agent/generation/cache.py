@@ -65,6 +65,12 @@ class Cache:
                 grown[:, :have] = old
                 store[layer] = grown
 
+    def empty(self, rows: int) -> Cache:
+        """An empty cache of the same kind."""
+        _, _, heads, width = self.keys[0].shape
+        like = self.keys[0]
+        return Cache(len(self.keys), rows, heads, width, dtype=like.dtype, device=like.device)
+
     def select(self, rows: Sequence[int], lengths: Sequence[int] | None = None) -> Cache:
         """A copy of some rows (repeats allowed), cut to `lengths` when given."""
         kept = [self.lengths[r] for r in rows] if lengths is None else list(lengths)

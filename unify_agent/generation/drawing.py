@@ -40,6 +40,11 @@ DRAW_TOKENS = 1 << 16
 DECODE_PIXELS = 1 << 20
 """Pixels that the VAE decodes in one call."""
 
+LOOKS = 8
+"""Times that a forming picture is shown."""
+
+Preview = Callable[[int, np.ndarray], None]
+
 
 @dataclass(frozen=True)
 class Context:
@@ -254,10 +259,12 @@ def draw_latents(
     keep_rope: bool = True,
     progress: Progress | None = None,
     watch: Callable[[Tensor, Tensor], None] | None = None,
+    forming: Callable[[list[int], Tensor], None] | None = None,
 ) -> list[Tensor]:
     """Integrate `noise[i]` [N, P] in row i; -> latent patches [N, P] float32.
 
-    Pictures of one grid run together, as many as `DRAW_TOKENS` allows. For `watch` see `sample`, for the rest `draw`.
+    Pictures of one grid run together, as many as `DRAW_TOKENS` allows. `forming` is told now and then where those
+    pictures (indices) are heading, [R, N, P]. For `watch` see `sample`, for the rest `draw`.
     """
     if not rows:
         return []
@@ -277,9 +284,31 @@ def draw_latents(
         report = None
         if progress:
             report = lambda step, steps, n=number: progress(n * steps + step, len(batches) * steps)  # noqa: E731
-        for i, latent in zip(members, sample(denoiser, start, settings, report, watch), strict=True):
+        looks = _forming(settings, members, forming, watch) if forming else watch
+        for i, latent in zip(members, sample(denoiser, start, settings, report, looks), strict=True):
             result[i] = latent
     return result
+
+
+def _forming(
+    settings: SamplerSettings,
+    members: list[int],
+    forming: Callable[[list[int], Tensor], None],
+    watch: Callable[[Tensor, Tensor], None] | None,
+) -> Callable[[Tensor, Tensor], None]:
+    """A `watch` that tells `forming` at some of the steps: straight on from x at time t, the end is x - t v."""
+    times, step = settings.times(), 0
+    every = max(1, (settings.steps - 1) // LOOKS)
+
+    def looks(v: Tensor, x: Tensor) -> None:
+        nonlocal step
+        step += 1
+        if watch:
+            watch(v, x)
+        if step % every == 0:
+            forming(members, x - times[step].to(x.device) * v)
+
+    return looks
 
 
 def draw(
@@ -292,12 +321,13 @@ def draw(
     *,
     keep_rope: bool = True,
     progress: Progress | None = None,
+    preview: Preview | None = None,
 ) -> list[np.ndarray]:
     """Draw one picture a row; -> uint8 [H, W, 3] each.
 
     `sees[i]`: the ranges of row i that its picture may look at, None for all. `sizes`: (H, W) in pixels.
     `seeds`: one a picture; the same seed gives the same picture whatever else is drawn. `keep_rope`: see
-    `contexts`.
+    `contexts`. `preview` is told (index, uint8 [H, W, 3]) now and then how a picture is forming.
 
     Raises:
         UserError: a size that is no multiple of 16, or that the model's position table cannot hold.
@@ -311,7 +341,16 @@ def draw(
             raise UserError(f"size {height}x{width}: this model draws at most {unit * side} pixels a side")
         grids.append((height // unit, width // unit))
     noise = [picture_noise(s, h * w, session.config.latent_dim) for s, (h, w) in zip(seeds, grids, strict=True)]
-    latents = draw_latents(session, rows, sees, grids, settings, noise, keep_rope=keep_rope, progress=progress)
+    forming = None
+    if preview is not None:
+
+        def forming(members: list[int], latents: Tensor) -> None:
+            for i, latent in zip(members, latents, strict=True):
+                preview(i, decode_latents(session, [latent], [grids[i]])[0])
+
+    latents = draw_latents(
+        session, rows, sees, grids, settings, noise, keep_rope=keep_rope, progress=progress, forming=forming
+    )
     return decode_latents(session, latents, grids)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -95,6 +95,16 @@ def _shrink(guided: Tensor, plain: Tensor, over: tuple[int, ...], least: float) 
         return torch.linalg.vector_norm(x, dim=over, keepdim=True)
 
     return guided * (norm(plain) / (norm(guided) + 1e-8)).clamp(least, 1.0)
+
+
+GUIDANCE: dict[str, dict[str, Any]] = {
+    "none": {"text_scale": 1.0, "image_scale": 1.0},
+    "agent": {"text_scale": 4.0, "image_scale": 2.0, "interval": (0.0, 1.0), "renorm": "text_channel"},
+    "bagel": {"text_scale": 4.0, "image_scale": 1.5, "interval": (0.4, 1.0), "renorm": "global"},
+    "interleave": {"text_scale": 3.0, "image_scale": 1.5, "interval": (0.4, 1.0), "renorm": "global"},
+}
+"""Guidance by name, as changes of the settings: none; the public release's agent; BAGEL's defaults for pictures and for
+interleaved talk."""
 
 
 class Velocity(Protocol):

@@ -20,9 +20,10 @@ from PIL import Image
 from torch import Tensor
 
 from unify_agent.generation.cache import Cache, Prefill
-from unify_agent.generation.drawing import Progress, draw
+from unify_agent.generation.drawing import Preview, Progress, draw
+from unify_agent.generation.prefix import Prefix, Prefixes
 from unify_agent.generation.sampler import SamplerSettings
-from unify_agent.generation.text import Decoded, Sampling, decode
+from unify_agent.generation.text import Decoded, Sampling, Watch, decode
 from unify_agent.interleave.batch import normalise, patchify, position_ids
 from unify_agent.interleave.layout import Pixels
 from unify_agent.interleave.randomness import generator
@@ -81,7 +82,8 @@ class Appended:
 
 
 class Session:
-    """`rows` sequences, all empty at first. `seeds` (one a row) key the VAE's posterior samples.
+    """`rows` sequences, all empty at first. `seeds` (one a row) key the VAE's posterior samples. `prefixes`: beginnings
+    of texts that were computed before, for other rows or by another session of the same model.
 
     Methods take the rows they work on, in any order, each at most once. Rows never influence one another.
     """
@@ -96,8 +98,10 @@ class Session:
         rows: int = 1,
         seeds: Sequence[int] | None = None,
         capacity: int = 256,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.model, self.vae, self.markers, self.pixels = model, vae, markers, pixels
+        self.prefixes = prefixes if prefixes is not None else Prefixes()
         self.config = model.config
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
@@ -138,12 +142,63 @@ class Session:
             other.rope.append(entries[kept].rope if kept < len(entries) else self.rope[row])
         return other
 
+    def rewind(self, row: int, length: int) -> None:
+        """Cuts a row back to the segment border `length`."""
+        kept = next((i for i, entry in enumerate(self.history[row]) if entry.stop > length), len(self.history[row]))
+        if kept < len(self.history[row]):
+            self.rope[row] = self.history[row][kept].rope
+        self.history[row] = self.history[row][:kept]
+        self.cache.lengths[row] = length
+
     # Appending
 
     def add_text(self, rows: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Range]:
-        """Append bos, ids, eos to each row, causal; -> the tokens of each, markers included."""
-        found = self.append(rows, [[Text(tuple(each))] for each in ids])
-        return [each.ranges[0] for each in found]
+        """Append bos, ids, eos to each row, causal; -> the tokens of each, markers included.
+
+        What the texts of empty rows have in common at their beginning is computed once (`prefix`).
+        """
+        texts = [tuple(each) for each in ids]
+        cached = self._share(rows, texts)
+        plan = _Plan(self, rows, [[Text(each)] for each in texts], cached)
+        self._forward(plan, None)
+        return [ranges[0] for ranges in plan.ranges]
+
+    def _share(self, rows: Sequence[int], texts: Sequence[tuple[int, ...]]) -> list[int]:
+        """Fills the beginnings that several empty rows share; -> how many tokens each row then holds of its text."""
+        cached = [0] * len(rows)
+        empty = [i for i, row in enumerate(rows) if not self.lengths[row] and not self.rope[row]]
+        for common, members in self.prefixes.groups([texts[i] for i in empty]):
+            held = self.prefixes.find(texts[empty[members[0]]][:common])
+            if held is None:
+                held = self._compute(texts[empty[members[0]]][:common])
+                self.prefixes.keep(held)
+            for i in (empty[member] for member in members):
+                cached[i] = 1 + len(held.ids)
+                self.cache.put([rows[i]], held.cache, [0], [0])
+        return cached
+
+    @torch.no_grad()
+    def _compute(self, ids: tuple[int, ...]) -> Prefix:
+        """Keys and values of bos and `ids` at the beginning of a row."""
+        alone = self.fork([])
+        alone.cache = self.cache.empty(1)
+        alone.rope, alone.history, alone.seeds = [0], [[]], [0]
+        alone._forward(_Plan(alone, [0], [[Text(ids)]]), None)
+        return Prefix(ids, alone.cache.select([0], [1 + len(ids)]))
+
+    @torch.no_grad()
+    def _forward(self, plan: _Plan, vae_noise: Sequence[Sequence[Tensor | None]] | None) -> Tensor:
+        """Computes what is planned and makes it part of the rows; -> states [L, H] after the final norm."""
+        hidden = torch.zeros(0, self.config.llm.hidden_size, device=self.device, dtype=self.dtype)
+        if plan.length:
+            attention = Prefill(self.cache, plan.rows, plan.counts, torch.tensor(plan.limits))
+            rope = torch.tensor(plan.rope_ids, device=self.device)
+            hidden = self.model.language_model.model(plan.embed(vae_noise), *plan.experts(), rope, attention)
+            attention.commit()
+        for row, rope, entries in zip(plan.all_rows, plan.rope, plan.entries, strict=True):
+            self.rope[row] = rope
+            self.history[row] += entries
+        return hidden
 
     def add_pictures(
         self,
@@ -167,7 +222,6 @@ class Session:
         found = iter(self.append([rows[i] for i in busy], [sequences[i] for i in busy]) if busy else ())
         return [next(found).ranges if sequence else [] for sequence in sequences]
 
-    @torch.no_grad()
     def append(
         self,
         rows: Sequence[int],
@@ -180,15 +234,7 @@ class Session:
         sample, where it must be a given one.
         """
         plan = _Plan(self, rows, parts)
-        hidden = torch.zeros(0, self.config.llm.hidden_size, device=self.device, dtype=self.dtype)
-        if plan.length:
-            attention = Prefill(self.cache, plan.rows, plan.counts, torch.tensor(plan.limits))
-            rope = torch.tensor(plan.rope_ids, device=self.device)
-            hidden = self.model.language_model.model(plan.embed(vae_noise), *plan.experts(), rope, attention)
-            attention.commit()
-        for row, rope, entries in zip(rows, plan.rope, plan.entries, strict=True):
-            self.rope[row] = rope
-            self.history[row] += entries
+        hidden = self._forward(plan, vae_noise)
         states = hidden.split(plan.sizes) if plan.sizes else ()
         return [Appended(ranges, own) for ranges, own in zip(plan.ranges, states, strict=True)]
 
@@ -201,9 +247,10 @@ class Session:
         *,
         prefix: Sequence[Sequence[int]] | None = None,
         seeds: Sequence[int] | None = None,
+        watch: Watch | None = None,
     ) -> list[Decoded]:
         """Let the model write one text segment in each row (see `text.decode`)."""
-        return decode(self, rows, sampling, prefix=prefix, seeds=seeds)
+        return decode(self, rows, sampling, prefix=prefix, seeds=seeds, watch=watch)
 
     def draw(
         self,
@@ -215,9 +262,10 @@ class Session:
         *,
         keep_rope: bool = True,
         progress: Progress | None = None,
+        preview: Preview | None = None,
     ) -> list[np.ndarray]:
         """Let the model draw one picture in each row (see `drawing.draw`); the rows stay as they are."""
-        return draw(self, rows, sees, sizes, settings, seeds, keep_rope=keep_rope, progress=progress)
+        return draw(self, rows, sees, sizes, settings, seeds, keep_rope=keep_rope, progress=progress, preview=preview)
 
 
 def grid_of(part: Picture | Latents) -> tuple[int, int]:
@@ -233,9 +281,18 @@ def _patches(part: Picture | Latents) -> int:
 
 
 class _Plan:
-    """One packed forward: slots, rope ids and limits of the new tokens of several rows."""
+    """One packed forward: slots, rope ids and limits of the new tokens of several rows.
 
-    def __init__(self, session: Session, rows: Sequence[int], parts: Sequence[Sequence[Part]]) -> None:
+    `cached[i]`: so many tokens of the text that row i begins with are in its cache already.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        rows: Sequence[int],
+        parts: Sequence[Sequence[Part]],
+        cached: Sequence[int] | None = None,
+    ) -> None:
         self.session, self.all_rows = session, list(rows)
         self.text_ids: list[int] = []
         self.text_at: list[int] = []
@@ -249,12 +306,13 @@ class _Plan:
         self.ranges: list[list[Range]] = []
         self.entries: list[list[Entry]] = []
         self.sizes: list[int] = []
+        done = cached or [0] * len(parts)
         for number, (row, sequence) in enumerate(zip(rows, parts, strict=True)):
-            self._row(number, row, sequence)
+            self._row(number, row, sequence, done[number])
         self.rows = [row for row, size in zip(rows, self.sizes, strict=True) if size]
         self.counts = [size for size in self.sizes if size]
 
-    def _row(self, number: int, row: int, sequence: Sequence[Part]) -> None:
+    def _row(self, number: int, row: int, sequence: Sequence[Part], cached: int) -> None:
         session, markers = self.session, self.session.markers
         first, past, rope = self.length, session.lengths[row], session.rope[row]
         pictures = sum(entry.kind == "vae" for entry in session.history[row])
@@ -270,16 +328,17 @@ class _Plan:
                 rope += part.rope
                 continue
             if isinstance(part, Text):
-                slots = (markers.bos, *part.ids, markers.eos)
+                slots = (markers.bos, *part.ids, markers.eos)[cached:]
                 stop = start + len(slots)
                 self.text_ids += slots
                 self.text_at += range(self.length, self.length + len(slots))
-                self.rope_ids += range(rope, rope + len(slots))
+                self.rope_ids += range(rope + cached, rope + cached + len(slots))
                 self.limits += range(start + 1, stop + 1)
                 self.length += len(slots)
+                start -= cached
                 entries.append(Entry("text", start, stop, rope, part.ids))
-                rope += len(slots)
-                block = None
+                rope += cached + len(slots)
+                block, cached = None, 0
             else:
                 kind = part.use if isinstance(part, Picture) else "vae"
                 grid = grid_of(part)

@@ -7,7 +7,7 @@ the batch has, then the batch is cut down to those that still write.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,9 @@ from unify_agent.interleave.visibility import Range
 
 if TYPE_CHECKING:
     from unify_agent.generation.session import Session
+
+
+Watch = Callable[[Sequence[Sequence[int]]], None]
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,12 @@ def decode(
     *,
     prefix: Sequence[Sequence[int]] | None = None,
     seeds: Sequence[int] | None = None,
+    watch: Watch | None = None,
 ) -> list[Decoded]:
     """Write one text segment in each of `rows`. `prefix`: ids that a row has to begin with.
 
-    `seeds` (one a row, default 0) key the draws, which therefore do not depend on the batch.
+    `seeds` (one a row, default 0) key the draws, which therefore do not depend on the batch. `watch` is shown, after
+    each step, the ids that each row has so far; what it raises ends the call, and the rows are then of no use.
     """
     from unify_agent.generation.session import Entry
 
@@ -83,7 +88,7 @@ def decode(
     prefixes = [tuple(each) for each in prefix] if prefix is not None else [()] * len(rows)
     starts = [session.lengths[row] for row in rows]
     writer = _Writer(session, rows, sampling, prefixes, seeds or [0] * len(rows))
-    written, stopped = writer.run()
+    written, stopped = writer.run(watch)
     results = []
     for number, row in enumerate(rows):
         ids = written[number]
@@ -133,7 +138,7 @@ class _Writer:
         bias[torch.tensor(banned, device=bias.device)] = -torch.inf
         return bias
 
-    def run(self) -> tuple[list[tuple[int, ...]], list[bool]]:
+    def run(self, watch: Watch | None = None) -> tuple[list[tuple[int, ...]], list[bool]]:
         """-> the ids and whether the model stopped by itself, in the order of the call's rows."""
         eos = self.session.markers.eos
         count = len(self.rows)
@@ -162,6 +167,8 @@ class _Writer:
                     stopped[number] = mine
                 else:
                     written[number].append(then)
+            if watch is not None:
+                watch(written)
             token = following
             alive = [place for place, number in enumerate(self.held) if not ended[number]]
             if not alive:

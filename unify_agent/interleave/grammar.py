@@ -61,6 +61,16 @@ def unsafe_in_user(text: str) -> str | None:
     return next((tag for tag in _ANY_TAG.findall(outside) if tag in MARKERS), None)
 
 
+def spell_tags(text: str) -> str:
+    """The text with an invisible mark in every tag and marker, so that nobody takes them for such."""
+    return _ANY_TAG.sub(lambda tag: tag[0].replace("<", SPELLED), text)
+
+
+def spell_tags_in_observation(text: str) -> str:
+    """A user turn's text for readers who know no tokens: the tags within its observation are spelled out."""
+    return _OBSERVATION.sub(lambda found: f"{found[1]}{spell_tags(found[2])}{found[3]}", text, count=1)
+
+
 class Grammar:
     """A tokenizer with the markers and tags of Unify-Agent.
 
@@ -139,7 +149,7 @@ class Grammar:
         pieces: list[str] = []
         for special, run in groupby(ids, self._special.__contains__):
             piece = self.decode(list(run))
-            pieces.append(piece if special else _ANY_TAG.sub(lambda tag: tag[0].replace("<", SPELLED), piece))
+            pieces.append(piece if special else spell_tags(piece))
         return "".join(pieces)
 
     def between(self, ids: Sequence[int], tag: str) -> tuple[int, int] | None:

@@ -46,6 +46,10 @@ class Pixels:
     vae_patch: int = 16
     vit_patch: int = 14
 
+    def seen(self, picture: Image.Image) -> Picture:
+        """A picture that is only looked at: its ViT block."""
+        return Picture(self.vit(picture), "vit", self.vit_patch)
+
     def reference(self, picture: Image.Image, number: int, joint: bool) -> tuple[Picture, Picture]:
         """The VAE block and the ViT block of reference `number` (from 1), in that order."""
         block = REFERENCES if joint else None
