@@ -109,6 +109,7 @@ def test_discarded_replies_are_in_the_record(made, search, monkeypatch, tmp_path
         (RAMBLING, True, False, True),
         (RAMBLING, False, False, False),
         (TEXT_CALL, True, False, False),
+        (TEXT_CALL.removesuffix("</tool_call>"), True, False, True),
         (TEXT_CALL, True, True, True),
         (FINAL, True, True, False),
     ],

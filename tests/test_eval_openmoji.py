@@ -186,6 +186,8 @@ def test_calls_count_only_when_whole_and_of_the_tool_that_is_due(world):
     assert score_calls(task, steps(("text_search", task.asked + "x"))) == ((True,), (False,))
     assert score_calls(task, steps(("text_search", task.asked), mended=("trailing comma",)))[0] == (False,)
     assert score_calls(task, steps((None, ""))) == ((False,), ())
+    again = replace(good, steps=(replace(good.steps[0], discarded=("so so so",)), *good.steps[1:]))
+    assert score_calls(task, again) == ((False, True, True), (True, True))
     assert expected_tool(good, 2) == "search_image"
 
 

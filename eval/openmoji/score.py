@@ -58,14 +58,15 @@ def carries(query: str, name: str, language: str) -> bool:
 def score_calls(task: Task, item: Item) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """Per turn that is not a recaption: is it one well-formed call of the right tool; per call: the exact name.
 
-    A reply that had to be mended does not count as well-formed. A text query must hold the alias, an image query
-    the proper name.
+    A reply that had to be mended does not count as well-formed, nor does one that was discarded and drawn again. A text
+    query must hold the alias, an image query the proper name.
     """
     valid, exact = [], []
     last = len(item.steps) - 1
     for turn, step in enumerate(item.steps):
         if turn == last and step.observation is None:
             continue
+        valid += [False] * len(step.discarded)
         names = [call["name"] for call in step.calls]
         malformed = bool(step.mended) or (step.error is not None and not names)
         valid.append(names == [expected_tool(item, turn)] and not malformed)

@@ -32,7 +32,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Step:
-    """One turn: what was put in, what the model said, what the tools answered."""
+    """One turn: what was put in, what the model said, what the tools answered; `discarded`: what it said before, cut
+    off and drawn again."""
 
     input: str
     reply: str
@@ -42,6 +43,7 @@ class Step:
     error: str | None = None
     observation: str | None = None
     candidates: tuple[Candidate, ...] = ()
+    discarded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def from_episode(episode: Episode, world: Path) -> Item:
             input=turn.input, reply=turn.reply, truncated=turn.truncated, calls=tuple(turn.calls),
             mended=tuple(turn.mended), error=turn.tool_error, observation=turn.tool_output,
             candidates=tuple(candidate(each) for each in turn.judged),
+            discarded=tuple(each.text for each in turn.discarded),
         )
         for turn in episode.turns
     )  # fmt: skip
@@ -97,6 +100,7 @@ def _item(record: dict[str, Any]) -> Item:
         Step(**{
             **step, "calls": tuple(step["calls"]), "mended": tuple(step["mended"]),
             "candidates": tuple(Candidate(**each) for each in step["candidates"]),
+            "discarded": tuple(step["discarded"]),
         })
         for step in record["steps"]
     )  # fmt: skip

@@ -67,7 +67,7 @@ class Setup:
     judge_endpoint: Service | None = None
     seed: int = 0
     history: bool = False
-    redraw: int = 0
+    redraw: int = 2
     tools: bool = True
     search_options: Mapping[str, str] = field(default_factory=dict)
     dtype: str | None = None
@@ -189,7 +189,7 @@ def assemble(setup: Setup) -> Crew:
         dtype=setup.dtype, spread=setup.spread, quant=setup.quant, **setup.sampler,
     )  # fmt: skip
     if setup.history and painter.preset == "isolated":
-        raise UserError(f"--history: {setup.model} has layout isolated, which never draws from the history; leave it out")
+        raise UserError(f"--history: {setup.model} has layout isolated, which draws from no history; leave it out")
     painter.sampling = replace(painter.sampling, **setup.sampling)
     policy: Policy = painter
     if setup.policy == "openai":

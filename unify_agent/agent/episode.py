@@ -52,7 +52,7 @@ class AgentOptions:
     hide_while_recaptioning: Literal["vae", "vit"] | None = None
     replace_references: Callable[[Episode, list[Judged]], list[Judged]] | None = None
     history: bool | None = None
-    redraw: int = 0
+    redraw: int = 2
     max_text_searches: int = 3
     max_image_searches: int = 2
     max_rounds: int = 7

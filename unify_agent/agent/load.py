@@ -21,7 +21,7 @@ from unify_agent.interleave.layout import Pixels
 from unify_agent.model.loading import DTYPES
 from unify_agent.model.weights import ModelFolder, Weights
 
-COMPACT_SETTINGS = SamplerSettings(steps=25, shift=3.0, text_scale=None, image_scale=2.5, interval=(0.4, 1.0))
+COMPACT_SETTINGS = SamplerSettings(steps=25, shift=3.0, **GUIDANCE["references"])
 """For tiny models, which are asked in the compact words: guidance by the references alone."""
 COMPACT_TOKENS = 192
 """Longest reply of a tiny model."""

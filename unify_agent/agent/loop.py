@@ -64,10 +64,11 @@ class Policy(Protocol):
 
 
 def came_to_nothing(reply: Reply, final: bool) -> bool:
-    """Whether a reply was cut off before it held what it was asked for: a recaption or, unless `final`, a call."""
+    """Whether a reply was cut off before it held what was asked for: a recaption or, unless `final`, a whole call."""
     if not reply.truncated or recaption_in(reply.text) is not None:
         return False
-    return final or not parse_calls(reply.text).calls
+    parsed = parse_calls(reply.text)
+    return final or not parsed.calls or bool(parsed.mended)
 
 
 def recaption_in(reply: str) -> str | None:

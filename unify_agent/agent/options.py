@@ -122,8 +122,8 @@ def parser(about: str) -> argparse.ArgumentParser:
     written.add_argument("--top-k", type=int, help="sample among so many tokens; 0: all")
     written.add_argument("--top-p", type=float, help="sample among the fewest tokens that reach this probability")
     written.add_argument("--max-new", type=int, help="tokens of the longest reply")
-    written.add_argument("--redraw", type=count_of, default=0,
-                         help="times that a cut-off, useless reply is sampled anew (default: %(default)s)")
+    written.add_argument("--redraw", type=count_of, default=2,
+                         help="times that a cut-off, useless reply is drawn anew, sampled (default: %(default)s)")
 
     machine = made.add_argument_group("machine")
     machine.add_argument("--device-map", choices=("auto", "none"), default="none",

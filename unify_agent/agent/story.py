@@ -47,8 +47,18 @@ def candidate(uri: str | None, title: str, reason: str, score: float, *, chosen:
     return f'<li class="{kind}">{shown}{escape(title)}<br>{escape(words)} · {score:.1f}</li>'
 
 
-def turn_card(reply: str, calls: Sequence[Mapping[str, Any]], observation: str, candidates: Sequence[str]) -> str:
-    """One turn: its thought, its calls, and what they found. `candidates` are list items."""
+def turn_card(
+    reply: str,
+    calls: Sequence[Mapping[str, Any]],
+    observation: str,
+    candidates: Sequence[str],
+    notes: Sequence[str] = (),
+    discarded: Sequence[str] = (),
+) -> str:
+    """One turn: its thought, its calls, what they found, notes on it, and the replies that it was drawn again for.
+
+    `candidates` are list items.
+    """
     searches = {call["name"] for call in calls}
     title = (
         "Search for pictures"
@@ -66,6 +76,8 @@ def turn_card(reply: str, calls: Sequence[Mapping[str, Any]], observation: str, 
         parts.append(f'<ul class="candidates">{"".join(candidates)}</ul>')
     elif observation:
         parts.append(f'<div class="evidence">{escape(observation.strip())}</div>')
+    told = [*notes, *(f"drawn again, discarded: {each[:300]}" for each in discarded)]
+    parts += [f'<div class="explain">{escape(note)}</div>' for note in told]
     return f'<div class="turn">{"".join(parts)}</div>'
 
 
@@ -106,12 +118,10 @@ def _turn(record: Trajectory, turn: Turn) -> str:
         )
         for each in extra.get("image_judge_results", [])
     ]  # fmt: skip
-    card = turn_card(turn.response_text, calls, turn.tool_output or "", items)
     notes = [f"mended: {each}" for each in extra.get("mended", [])]
-    notes += [f"drawn again, discarded: {each['response_text'][:300]}" for each in extra.get("discarded", [])]
     notes += [extra["tool_error"]] if extra.get("tool_error") else []
-    told = "".join(f'<div class="explain">{escape(note)}</div>' for note in notes)
-    return card.removesuffix("</div>") + told + "</div>"
+    discarded = [each["response_text"] for each in extra.get("discarded", [])]
+    return turn_card(turn.response_text, calls, turn.tool_output or "", items, notes, discarded)
 
 
 def _figure(source: str, title: str, caption: str) -> str:

@@ -102,9 +102,10 @@ GUIDANCE: dict[str, dict[str, Any]] = {
     "agent": {"text_scale": 4.0, "image_scale": 2.0, "interval": (0.0, 1.0), "renorm": "text_channel"},
     "bagel": {"text_scale": 4.0, "image_scale": 1.5, "interval": (0.4, 1.0), "renorm": "global"},
     "interleave": {"text_scale": 3.0, "image_scale": 1.5, "interval": (0.4, 1.0), "renorm": "global"},
+    "references": {"text_scale": None, "image_scale": 2.5, "interval": (0.4, 1.0), "renorm": "text_channel"},
 }
 """Guidance by name, as changes of the settings: none; the public release's agent; BAGEL's defaults for pictures and for
-interleaved talk."""
+interleaved talk; by the references alone, as tiny models are guided."""
 
 
 class Velocity(Protocol):
