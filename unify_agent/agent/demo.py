@@ -51,7 +51,7 @@ class Desk:
         if self._running.get(session) is live:
             del self._running[session]
         if live.episode.picture is not None:
-            live.episode.settings |= self.crew.described()
+            live.episode.settings |= replace(self.crew, setup=setup).described(request)
             path = self.recorder.write(live.episode)
             yield snapshot.html, snapshot.picture, f"{escape(snapshot.state)}\n\n`{path}`"
 
