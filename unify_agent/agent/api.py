@@ -86,7 +86,8 @@ class UnifyAgent:
         """One picture. `references`: up to two picture files, which are then drawn from without a search.
 
         `request`: id, language, ip_name, country or category, as in a file of prompts. `on_event`: see `Loop`.
-        Raises UserError for a request that cannot be taken; what goes wrong later is in the result.
+        Raises UserError for a request that cannot be taken; what a search, a judge or an endpoint does wrong is in the
+        result.
         """
         files = check_references([Path(each) for each in references], "references")
         made = request_of({"prompt": prompt, **request}, "prompt")

@@ -15,7 +15,7 @@ from unify_agent.agent import options
 from unify_agent.agent.batch import Outcome, Runner
 from unify_agent.agent.console import Told
 from unify_agent.agent.crew import Setup, assemble, clients_of
-from unify_agent.agent.fleet import Fleet, devices
+from unify_agent.agent.fleet import SOME_NOT, Fleet, devices
 from unify_agent.agent.plan import dry_run
 from unify_agent.agent.record import Recorder
 from unify_agent.agent.requests import Asked, Refused, Request, check_references, read_prompts, request_of
@@ -25,7 +25,7 @@ from unify_agent.errors import USAGE, UserError
 
 DEMO_MODEL = Path("outputs/demo/model")
 DEMO_SEARCH = Path("outputs/demo/world/search")
-SOME_NOT, SERVICE_DOWN = 3, 4
+SERVICE_DOWN = 4
 GIVE_UP = 8
 """Items in a row that a service spoiled, after which the rest is not begun."""
 SAVE_EVERY = 10.0

@@ -107,7 +107,8 @@ def _turn(record: Trajectory, turn: Turn) -> str:
         for each in extra.get("image_judge_results", [])
     ]  # fmt: skip
     card = turn_card(turn.response_text, calls, turn.tool_output or "", items)
-    notes = [f"mended: {each}" for each in extra.get("mended", [])]
+    notes = [f"read: {each['title']} ({each['source']})" for each in extra.get("text_results", [])]
+    notes += [f"mended: {each}" for each in extra.get("mended", [])]
     notes += [f"drawn again, discarded: {each['response_text'][:300]}" for each in extra.get("discarded", [])]
     notes += [extra["tool_error"]] if extra.get("tool_error") else []
     told = "".join(f'<div class="explain">{escape(note)}</div>' for note in notes)
