@@ -24,7 +24,7 @@ def run(server, tmp_path, mode="tools", options=None, count=1, **more):
     search.pages = (TextHit("Velmora", ATTACK, "web"), *search.pages)
     painter = ScriptedPolicy(lambda episode: "", grey)
     episodes = [Episode(str(n), "Draw Velmora on red.", options=options or AgentOptions()) for n in range(count)]
-    with ChatClient(Endpoint.parse(server.url, "planner"), attempts=2, backoff=0.0, **more) as client:
+    with ChatClient(Endpoint.parse(server.url, "judge"), attempts=2, backoff=0.0, **more) as client:
         Loop(EndpointPolicy(client, painter, mode), search, NameJudge(), load_prompts("full")).run(episodes)
     return episodes
 
@@ -81,7 +81,7 @@ def test_a_failing_endpoint_fails_its_items_with_the_reason(tmp_path, fault, dow
 def test_a_key_is_in_no_record(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     with ChatServer(native, fault=lambda body, number: "401") as server:
-        endpoint = Endpoint.parse(server.url, "planner", key_env="MY_KEY")
+        endpoint = Endpoint.parse(server.url, "judge", key_env="MY_KEY")
         with ChatClient(endpoint, attempts=1) as client:
             (reply,) = EndpointPolicy(client, ScriptedPolicy(lambda e: "", grey)).reply([Episode("a", "x", input="x")])
     assert "sk-very-secret" not in repr(reply) + repr(client) + repr(endpoint)

@@ -43,8 +43,8 @@ def test_every_item_is_run_once_each_worker_on_its_device(outcomes, tmp_path):
     events = []
     found = outcomes(requests(8), ["4", "7"], told=lambda item, what: events.append(item))
     assert sorted(each.id for each in found) == sorted(events) == [f"r{n}" for n in range(8)]
-    assert {each.error.split()[0] for each in found} == {"4", "7"}
-    assert len({each.error.split()[1] for each in found}) == 2
+    seen = {tuple(each.error.split()[:2]) for each in found}  # a quick worker may leave nothing to a slow one
+    assert {device for device, _ in seen} <= {"4", "7"} and len({device for device, _ in seen}) == len(seen)
 
 
 def test_what_a_dead_worker_had_in_hand_is_run_again_alone(outcomes):

@@ -119,7 +119,7 @@ def test_what_an_endpoint_finds_wrong_is_the_reason(candidates, changes, reason)
 
 def test_an_answer_of_no_use_costs_its_candidate_only(candidates):
     def fault(body, number):
-        return "range" if number in (0, 1) else None
+        return "range" if number in (1, 2) else None
 
     with ChatServer(lambda body: GOOD, fault=fault) as server, client(server, concurrency=1) as asked:
         found = EndpointJudge(asked, load_judging()).judge("kiwi fruit", candidates[:2])

@@ -37,6 +37,7 @@ def test_an_episode_is_written_in_the_layout_that_training_reads(episode, tmp_pa
     assert [turn.stage for turn in record.turns] == [1, 2, 3]
     assert [r["reason"] for r in record.turns[1].image_judge_results] == ["good", "blurred", "good"]
     assert record.recaption == "The kiwi fruit from image_1 on red." and record.stop == "grounded"
+    assert record.turns[0].text_results == [{"title": "Velmora", "source": "corpus:1"}]
     assert [(r.file, r.licence) for r in record.references] == [
         ("intermediate/one/image_1.png", "CC0"), ("intermediate/one/image_2.png", "CC0")]  # fmt: skip
 

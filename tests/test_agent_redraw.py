@@ -17,6 +17,7 @@ from unify_agent.generation.sampler import SamplerSettings
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
 
+DECODE = Session.decode
 RAMBLING = "<think>the owl and the owl and the owl"
 
 
@@ -33,13 +34,13 @@ def search(tmp_path):
 
 def forced(monkeypatch, made, script):
     """The model says what `script(episode)` says; a text without an end tag counts as cut off."""
-    decode, asked = Session.decode, []
+    asked = []
 
     def speak(session, rows, sampling, *, prefix=None, seeds=None):
         by_row = {state.row: state.episode for state in made._rows.values()}
         texts = [script(by_row[row]) for row in rows]
         asked.extend((by_row[row].id, sampling.temperature, seed) for row, seed in zip(rows, seeds, strict=True))
-        found = decode(session, rows, Sampling(max_new=0), prefix=[grammar().encode(t) for t in texts], seeds=seeds)
+        found = DECODE(session, rows, Sampling(max_new=0), prefix=[grammar().encode(t) for t in texts], seeds=seeds)
         return [type(each)(each.ids, each.span, text != RAMBLING) for each, text in zip(found, texts, strict=True)]
 
     monkeypatch.setattr(Session, "decode", speak)

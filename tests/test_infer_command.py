@@ -188,6 +188,10 @@ def test_given_references_are_drawn_from_without_a_search(place, tmp_path, spoke
     assert made.stop == "grounded" and [each.source for each in made.references] == ["given: mine.png"]
     assert made.turns[0].input.endswith("Recaption with image_1.") and len(made.turns) == 1
     assert not TrajectorySource(context(), tmp_path / "out").unusable
+    before = path.stat().st_mtime_ns
+    assert infer.main(command) == 0 and path.stat().st_mtime_ns == before
+    Image.new("RGB", (60, 40), "blue").save(tmp_path / "mine.png")
+    assert infer.main(command) == 0 and path.stat().st_mtime_ns > before
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from unify_agent.agent.episode import Episode
 from unify_agent.agent.judge import Judged
 from unify_agent.agent.loop import Loop
 from unify_agent.agent.record import Recorder, png, to_trajectory
-from unify_agent.agent.requests import check_references, request_of
+from unify_agent.agent.requests import Request, check_references, request_of
 from unify_agent.agent.story import thought_of
 from unify_agent.datasets.trajectory import Trajectory
 from unify_agent.errors import UserError, nearest
@@ -86,24 +86,25 @@ class UnifyAgent:
         """One picture. `references`: up to two picture files, which are then drawn from without a search.
 
         `request`: id, language, ip_name, country or category, as in a file of prompts. `on_event`: see `Loop`.
-        Raises UserError for a request that cannot be taken; what goes wrong later is in the result.
+        Raises UserError for a request that cannot be taken; what a search, a judge or an endpoint does wrong is in the
+        result.
         """
         files = check_references([Path(each) for each in references], "references")
         made = request_of({"prompt": prompt, **request}, "prompt")
-        return self._drawn([self.setup.episode(dataclasses.replace(made, references=files))], on_event)[0]
+        return self._drawn([dataclasses.replace(made, references=files)], on_event)[0]
 
     def draw_many(self, prompts: Sequence[str], on_event: Event | None = None) -> list[Drawing]:
         """One picture for each prompt, all of them together."""
         requests = [request_of(prompt, f"prompt {number}") for number, prompt in enumerate(prompts, 1)]
-        return self._drawn([self.setup.episode(request) for request in requests], on_event)
+        return self._drawn(requests, on_event)
 
-    def _drawn(self, episodes: Sequence[Episode], on_event: Event | None) -> list[Drawing]:
-        crew = self.crew
+    def _drawn(self, requests: Sequence[Request], on_event: Event | None) -> list[Drawing]:
+        crew, episodes = self.crew, [self.setup.episode(request) for request in requests]
         Loop(crew.policy, crew.search, crew.judge, crew.words, on_event=on_event).run(episodes)
-        return [self._result(episode) for episode in episodes]
+        return [self._result(*each) for each in zip(requests, episodes, strict=True)]
 
-    def _result(self, episode: Episode) -> Drawing:
-        episode.settings |= self.crew.described()
+    def _result(self, request: Request, episode: Episode) -> Drawing:
+        episode.settings |= self.crew.described(request)
         picture = episode.picture
         return Drawing(
             prompt=episode.request,

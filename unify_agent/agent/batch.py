@@ -102,9 +102,7 @@ class Runner:
                 episodes[0].stop, episodes[0].error = "draw_error", told(fault)
 
     def _written(self, request: Request, episode: Episode, seconds: float) -> Outcome:
-        episode.settings |= self.crew.described()
-        if request.given_id:
-            episode.settings["given_id"] = request.given_id
+        episode.settings |= self.crew.described(request)
         try:
             self.recorder.write(episode)
         except OSError as fault:

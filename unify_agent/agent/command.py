@@ -15,16 +15,17 @@ from unify_agent.agent import options
 from unify_agent.agent.batch import Outcome, Runner
 from unify_agent.agent.console import Told
 from unify_agent.agent.crew import Setup, assemble, clients_of
-from unify_agent.agent.fleet import Fleet, devices
+from unify_agent.agent.fleet import SOME_NOT, Fleet, devices
 from unify_agent.agent.plan import dry_run
 from unify_agent.agent.record import Recorder
 from unify_agent.agent.requests import Asked, Refused, Request, check_references, read_prompts, request_of
 from unify_agent.agent.summary import STATUSES, Summary
-from unify_agent.errors import UserError
+from unify_agent.agent.tools import is_down
+from unify_agent.errors import USAGE, UserError
 
 DEMO_MODEL = Path("outputs/demo/model")
 DEMO_SEARCH = Path("outputs/demo/world/search")
-SOME_NOT, SERVICE_DOWN = 3, 4
+SERVICE_DOWN = 4
 GIVE_UP = 8
 """Items in a row that a service spoiled, after which the rest is not begun."""
 SAVE_EVERY = 10.0
@@ -87,7 +88,7 @@ def draw_all(setup: Setup, asked: Asked, args: argparse.Namespace, console: Cons
     keys = [each.key for each in (*asked.requests, *asked.refused)]
     if len(waiting) < len(asked.requests):
         console.print(f"{len(asked.requests) - len(waiting)} of {len(asked.requests)} were done before")
-    with Told(console, len(waiting) + len(refused)) as told:
+    with Told(console, len(waiting) + len(refused), len(refused)) as told:
         for outcome in refused:
             summary.put(outcome)
             told.outcome(outcome, "")
@@ -119,11 +120,12 @@ def _waiting(
     from unify_agent.agent.load import weights_hash
     from unify_agent.model.folder import ModelFolder
 
-    key = setup.key(weights_hash(ModelFolder(setup.model)))
+    weights = weights_hash(ModelFolder(setup.model))
     waiting, kept = [], []
     for request in asked.requests:
         try:
-            record = recorder.finished(request.category, request.id, request.prompt, {"setup": key})
+            made = setup.made_with(request, weights)
+            record = recorder.finished(request.category, request.id, request.prompt, made)
         except UserError as error:
             asked.refused.append(Refused(request.given_id or request.id, str(error)))
             continue
@@ -144,7 +146,7 @@ def _check(setup: Setup) -> None:
         try:
             client.probe()
         except ChatError as error:
-            raise UserError(f"{client.endpoint.base_url}: {error}", SERVICE_DOWN) from None
+            raise UserError(f"{client.endpoint.base_url}: {error}", SERVICE_DOWN if is_down(error) else USAGE) from None
         finally:
             client.close()
 

@@ -14,11 +14,11 @@ from unify_agent.generation.progress import steps_in
 
 
 class Told:
-    """`with Told(console, 120) as told:`; then tell it events and outcomes."""
+    """`with Told(console, 120) as told:`; then tell it events and outcomes. The first `quick` take no time."""
 
-    def __init__(self, console: Console, total: int):
+    def __init__(self, console: Console, total: int, quick: int = 0):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.console, self.total, self.done = console, total, 0
+        self.console, self.total, self.quick, self.done = console, total, quick, 0
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
         self._bar = self._bars.add_task("starting", total=total)
         self._turns: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Told:
     def _left(self) -> str:
         """How long it will still take, where no bar says so."""
         left = self.total - self.done
-        if self.console.is_terminal or not left:
+        if self.console.is_terminal or not left or self.done <= self.quick:
             return ""
-        seconds = (time.monotonic() - self._began) / self.done * left
+        seconds = (time.monotonic() - self._began) / (self.done - self.quick) * left
         return f" [{seconds / 3600:.1f} h left]" if seconds > 5400 else f" [{seconds / 60:.1f} min left]"

@@ -82,6 +82,10 @@ class Setup:
         files = [Path(name) for name in (self.words, self.judging) if name is not None and Path(name).is_file()]
         return digest(weights, json.dumps(values, sort_keys=True), *files)[:16]
 
+    def made_with(self, request: Request, weights: str) -> dict[str, Any]:
+        """What the record of a request says when it was made in this way."""
+        return {"setup": self.key(weights), "given": [digest(file)[:16] for file in request.references]}
+
     def episode(self, request: Request) -> Episode:
         """The loop's view of a request."""
         options = AgentOptions(tools=self.tools, history=True if self.history else None, redraw=self.redraw)
@@ -127,13 +131,14 @@ class Crew:
     judge: Judge
     words: Prompts
 
-    def described(self) -> dict[str, Any]:
-        """What records say of an item beside how its picture was drawn."""
+    def described(self, request: Request) -> dict[str, Any]:
+        """What the record of a request says beside how its picture was drawn."""
         setup = self.setup
         told: dict[str, Any] = {
             "version": __version__, "policy": self.policy.name, "judge": self.judge.name,
             "search": _search_name(setup.search) if setup.tools else "none", "redraw": setup.redraw,
-            "setup": setup.key(str(self.painter.provenance.get("weights", ""))),
+            **setup.made_with(request, str(self.painter.provenance.get("weights", ""))),
+            **({"given_id": request.given_id} if request.given_id else {}),
         }  # fmt: skip
         if setup.policy == "openai" and setup.endpoint is not None:
             told["endpoint_model"] = setup.endpoint.model

@@ -18,6 +18,8 @@ from unify_agent.errors import UserError
 from unify_agent.page import escape
 
 HOST = "127.0.0.1"
+LARGE = 384
+"""Pixels of a side up to which pictures of tiny models are enlarged."""
 Shown = tuple[str, np.ndarray | None, str]
 """The story, the picture, the state."""
 
@@ -47,19 +49,28 @@ class Desk:
         yield "", None, "waiting for its turn"
         with self._turn:
             for snapshot in live.snapshots():
-                yield snapshot.html, snapshot.picture, escape(snapshot.state)
+                yield snapshot.html, enlarged(snapshot.picture), escape(snapshot.state)
         if self._running.get(session) is live:
             del self._running[session]
         if live.episode.picture is not None:
-            live.episode.settings |= self.crew.described()
+            live.episode.settings |= replace(self.crew, setup=setup).described(request)
             path = self.recorder.write(live.episode)
-            yield snapshot.html, snapshot.picture, f"{escape(snapshot.state)}\n\n`{path}`"
+            where = f'<small style="overflow-wrap: anywhere">{escape(path)}</small>'
+            yield snapshot.html, enlarged(snapshot.picture), f"{escape(snapshot.state)}\n\n{where}"
 
     def cancel(self, session: str) -> None:
         """Ends what runs for a session."""
         live = self._running.pop(session, None)
         if live is not None:
             live.cancel()
+
+
+def enlarged(picture: np.ndarray | None) -> np.ndarray | None:
+    """The picture with its pixels repeated until it is large enough to look at."""
+    if picture is None:
+        return None
+    times = max(1, LARGE // max(picture.shape[:2]))
+    return picture.repeat(times, 0).repeat(times, 1)
 
 
 def page(desk: Desk) -> Any:

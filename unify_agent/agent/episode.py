@@ -86,6 +86,7 @@ class Exchange:
     mended: tuple[str, ...] = ()
     discarded: tuple[Discarded, ...] = ()
     calls: list[dict[str, Any]] = field(default_factory=list)
+    read: list[TextHit] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
 
 

@@ -26,6 +26,8 @@ from unify_agent.agent.requests import Request
 from unify_agent.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+SOME_NOT = 3
+"""Exit code of a run after which some items are not ok."""
 DEATHS = 2
 """Deaths of workers over one item after which it is given up."""
 
@@ -151,7 +153,7 @@ class Fleet:
         code = worker.process.exitcode
         if not worker.ready:
             where = worker.device or "the CPU"
-            raise UserError(f"a worker on {where} died as it loaded the model (exit code {code})", 1)
+            raise UserError(f"a worker on {where} died as it loaded the model (exit code {code})", SOME_NOT)
         for request in worker.left.values():
             self._deaths[request.key] += 1
             if self._deaths[request.key] >= DEATHS:

@@ -118,6 +118,7 @@ def story_so_far(episode: Episode, said: str = "") -> str:
     if episode.recaption:
         turns.append(f'<div class="turn"><h4>Recaption</h4><p class="recaption">{escape(episode.recaption)}</p></div>')
     style = STYLE.read_text(encoding="utf-8").replace(":root", "&")
+    style += ".talk { border: 0; } .candidates { padding: 0 !important; } .candidates li { list-style: none; }"
     return f'<style>.story {{ {style} }}</style><div class="story"><div class="talk">{"".join(turns)}</div></div>'
 
 

@@ -225,6 +225,7 @@ class Loop:
             if call.name == "text_search":
                 episode.text_searches += 1
                 episode.read += result.hits
+                turn.read += result.hits
             else:
                 episode.image_searches += 1
                 episode.subject = result.subject

@@ -25,9 +25,10 @@ def dry_run(setup: Setup, asked: Asked, out: Path, batch: int, gpus: int | None)
     words = load_prompts(setup.words or ("full" if setup.policy == "openai" else folder.prompts))
     height, width = picture_size(folder, setup.size, setup.aspect)
     sampler = sampler_settings(words.name, setup.sampler)
-    recorder, key = Recorder(out, setup.policy), setup.key(weights_hash(folder))
+    recorder, weights = Recorder(out, setup.policy), weights_hash(folder)
     done = sum(
-        recorder.finished(each.category, each.id, each.prompt, {"setup": key}) is not None for each in asked.requests
+        recorder.finished(each.category, each.id, each.prompt, setup.made_with(each, weights)) is not None
+        for each in asked.requests
     )
     workers = devices(gpus) if gpus else []
     at = " and ".join(f"{each.model} at {each.url}" for each in (setup.endpoint, setup.judge_endpoint) if each)

@@ -29,6 +29,7 @@ from unify_agent.agent.story import story
 from unify_agent.datasets.trajectory import Reference, Trajectory, Turn
 from unify_agent.errors import UserError
 from unify_agent.files import read_json, whole_folder, write_bytes
+from unify_agent.search.base import ImageHit
 
 _SAFE = re.compile(r"[^\W_][\w.-]*")
 
@@ -83,6 +84,11 @@ def to_trajectory(episode: Episode, policy: str) -> Trajectory:
                 _judged(each, number + position) for position, each in enumerate(turn.judged, 1)
             ]
             number += len(turn.judged)
+        if turn.read:
+            extra["text_results"] = [
+                {"title": hit.title, "source": hit.source} | ({"licence": hit.licence} if hit.licence else {})
+                for hit in turn.read
+            ]
         for key, value in (("tool_calls", turn.calls), ("tool_error", turn.tool_error), ("mended", turn.mended)):
             if value:
                 extra[key] = list(value) if isinstance(value, tuple) else value
@@ -112,6 +118,7 @@ def to_trajectory(episode: Episode, policy: str) -> Trajectory:
                 title=each.hit.title,
                 source=each.hit.source,
                 licence=each.hit.licence,
+                **_more(each.hit),
             )
             for k, each in enumerate(episode.references, 1)
         ],
@@ -146,7 +153,13 @@ def _judged(each: Judged, number: int) -> dict[str, Any]:
         "id": each.hit.id,
         "source": each.hit.source,
         "licence": each.hit.licence,
+        **_more(each.hit),
     }
+
+
+def _more(hit: ImageHit) -> dict[str, str]:
+    """Where a picture's file came from, and whom to name for it, where that is known."""
+    return {key: value for key, value in (("url", hit.url), ("author", hit.author)) if value}
 
 
 class Recorder:

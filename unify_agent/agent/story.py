@@ -118,7 +118,8 @@ def _turn(record: Trajectory, turn: Turn) -> str:
         )
         for each in extra.get("image_judge_results", [])
     ]  # fmt: skip
-    notes = [f"mended: {each}" for each in extra.get("mended", [])]
+    notes = [f"read: {each['title']} ({each['source']})" for each in extra.get("text_results", [])]
+    notes += [f"mended: {each}" for each in extra.get("mended", [])]
     notes += [extra["tool_error"]] if extra.get("tool_error") else []
     discarded = [each["response_text"] for each in extra.get("discarded", [])]
     return turn_card(turn.response_text, calls, turn.tool_output or "", items, notes, discarded)

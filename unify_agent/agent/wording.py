@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unify_agent.agent.toolcalls import tools_block
 from unify_agent.errors import UserError, nearest
+from unify_agent.interleave.grammar import spell_tags
 
 FOLDER = Path(__file__).parent / "prompts"
 LANGUAGES = ("en", "zh")
@@ -108,11 +109,14 @@ class Prompts:
         return self.file.zh if language == "zh" else self.file.en
 
     def first(self, request: str, language: str, tools: bool = True) -> str:
-        """The input of turn 0. Without `tools` the model is told that there is nothing to search with."""
+        """The input of turn 0. Without `tools` the model is told that there is nothing to search with.
+
+        Tags that a request holds are spelled out: it says what to draw, and nothing else.
+        """
         words = self.phrases(language)
         template = words.first if tools else words.first_without_tools
         tools_text = tools_block() if "{tools}" in template else ""
-        return template.replace("{tools}", tools_text).replace("{request}", request)
+        return template.replace("{tools}", tools_text).replace("{request}", spell_tags(request))
 
     def final(self, count: int, language: str) -> str:
         """The instruction of the last turn, with `count` references."""

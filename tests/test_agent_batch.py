@@ -1,0 +1,111 @@
+"""Batches: what is too much for one item takes no other with it; the summary accounts for every item."""
+
+import json
+
+import pytest
+from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, replies
+from crew_tools import crew, grey
+
+from unify_agent.agent.batch import Outcome, Runner
+from unify_agent.agent.crew import Service, Setup
+from unify_agent.agent.record import Recorder, png_metadata
+from unify_agent.agent.requests import Refused, Request
+from unify_agent.agent.summary import Summary
+from unify_agent.errors import UserError
+
+
+def requests(*names):
+    return [Request(name, f"Draw {name}.", "en", given_id="so/so" if name == "odd" else "") for name in names]
+
+
+def runner(tmp_path, say=None, paint=grey):
+    return Runner(crew(tmp_path / "found", say, paint), Recorder(tmp_path / "out", "scripted"))
+
+
+def test_a_batch_that_is_too_much_is_run_in_halves(tmp_path):
+    made = runner(tmp_path)
+    reply = made.loop.policy.reply
+
+    def small(episodes):
+        if len(episodes) > 2 or any(episode.id == "c" for episode in episodes):
+            raise MemoryError("out of memory")
+        return reply(episodes)
+
+    made.loop.policy.reply = small
+    found = {each.id: (each.status, each.reason, each.error) for each in made.run(requests(*"abcde"))}
+    assert found.pop("c") == ("failed", "policy_error", "MemoryError: out of memory")
+    assert set(found.values()) == {("ok", "grounded", "")} and len(found) == 4
+
+
+def test_pictures_that_are_too_much_together_are_drawn_apart(tmp_path):
+    def paint(episode):
+        if episode.id == "b":
+            raise RuntimeError("out of memory")
+        return grey(episode)
+
+    found = {each.id: each.reason for each in runner(tmp_path, paint=paint).run(requests(*"abcd"))}
+    assert found == {"a": "grounded", "b": "draw_error", "c": "grounded", "d": "grounded"}
+
+
+def test_a_record_says_how_it_was_made(tmp_path):
+    (outcome,) = runner(tmp_path).run(requests("odd"))
+    assert outcome.given_id == "so/so" and outcome.turns == 3 and outcome.references == 2
+    told = png_metadata(tmp_path / "out/prompts/images/odd_0.png")
+    assert (told["policy"], told["judge"], told["search"]) == ("scripted", "names", "memory")
+    assert told["given_id"] == "so/so" and told["prompt"] == "Draw odd." and told["version"]
+    made = Setup("nowhere", search="memory").made_with(requests("odd")[0], "0")
+    assert Recorder(tmp_path / "out", "scripted").finished("prompts", "odd", "Draw odd.", made)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [({}, True), ({"model": "elsewhere"}, True), ({"spread": True}, True), ({"seed": 1}, False),
+     ({"sampler": {"steps": 9}}, False), ({"judge": "self"}, False), ({"redraw": 2}, False),
+     ({"endpoint": Service("localhost", "m")}, False), ({"tools": False}, False)],
+)  # fmt: skip
+def test_what_changes_a_result_changes_the_key(changes, same):
+    assert (Setup("m").key("w") == Setup(**{"model": "m"} | changes).key("w")) is same
+    assert Setup("m").key("w") != Setup("m").key("v")
+
+
+def test_a_file_of_words_is_known_by_what_it_says(tmp_path):
+    words = tmp_path / "words.yaml"
+    words.write_text("a")
+    before = Setup("m", words=str(words)).key("w")
+    words.write_text("b")
+    assert Setup("m", words=str(words)).key("w") != before
+
+
+def test_the_summary_accounts_for_every_item_and_is_continued(tmp_path):
+    made = Summary(tmp_path)
+    for outcome in runner(tmp_path).run(requests("b", "a")):
+        made.put(outcome)
+    made.put(Outcome.failed(Refused("f:3", "the prompt is empty"), "bad_input", "the prompt is empty"))
+    made.put(Outcome.failed(requests("c")[0], "crashed", "twice"))
+    made.write()
+    made.write_page()
+    lines = [json.loads(line) for line in (tmp_path / "summary.jsonl").read_text().splitlines()]
+    assert [(line["id"], line["status"], line["reason"]) for line in lines] == [
+        ("a", "ok", "grounded"), ("b", "ok", "grounded"),
+        ("c", "failed", "crashed"), ("f:3", "failed", "bad_input")]  # fmt: skip
+    assert "2 ok, 2 failed" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    again = Summary(tmp_path)
+    assert again.status("prompts/c") == "failed" and again.status("refused/f:3") is None
+    assert again.counts(["prompts/a", "prompts/c", "prompts/never"]) == {"ok": 1, "failed": 2}
+
+
+def test_items_that_were_written_before_the_summary_was_are_taken_from_their_records(tmp_path):
+    made = runner(tmp_path, replies(TEXT_CALL, IMAGE_CALL, FINAL))
+    expected = next(made.run(requests("a"))).line()
+    record = made.recorder.finished("prompts", "a", "Draw a.", {})
+    summary = Summary(tmp_path)
+    summary.recall("prompts/a", record, "")
+    summary.write()
+    (line,) = [json.loads(text) for text in (tmp_path / "summary.jsonl").read_text().splitlines()]
+    assert line == {key: value for key, value in expected.items() if key != "seconds"}
+
+
+def test_a_summary_that_is_none_is_refused_with_its_line(tmp_path):
+    (tmp_path / "summary.jsonl").write_text('{"id": "a", "category": "b", "status": "ok"}\nnonsense\n')
+    with pytest.raises(UserError, match=r"summary\.jsonl:2: not a summary line"):
+        Summary(tmp_path)
