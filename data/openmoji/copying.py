@@ -75,15 +75,26 @@ class Names:
         self._never = {text.lower() for e in held_out for text in (*e.name.values(), *e.alias.values())}
 
     def pick(self, language: str, rng: np.random.Generator, known: float = 0.3) -> str:
-        """One name; with chance `known` the name or alias of a training entity."""
+        """One name; with chance `known` the name or alias of a training entity, else as often mixed as invented."""
         while True:
             if rng.random() < known:
                 entity = self.train[int(rng.integers(len(self.train)))]
                 name = (entity.name if rng.random() < 0.5 else entity.alias)[language]
             else:
-                name = invent(language, rng)
+                name = self._mixed(language, rng) if rng.random() < 0.5 else invent(language, rng)
             if not self.holds_held_out(name):
                 return name
+
+    def _mixed(self, language: str, rng: np.random.Generator) -> str:
+        """Words, or characters, of several training names in one: real ones in an order that nothing has."""
+        parts: list[str] = []
+        for _ in range(1 + int(rng.choice(4, p=(0.15, 0.4, 0.3, 0.15)))):
+            name = self.train[int(rng.integers(len(self.train)))].name[language]
+            pieces = name.split() if language == "en" else list(name)
+            parts.append(pieces[int(rng.integers(len(pieces)))])
+            if rng.random() < 0.08:
+                parts.append(parts[-1])
+        return (" " if language == "en" else "").join(parts)
 
     def holds_held_out(self, name: str) -> bool:
         """Whether a held-out name is part of `name`, by the rule of `entities.contains_name`."""

@@ -40,7 +40,7 @@ from unify_agent.interleave.segments import Document, Drawing, Gap, Picture, Seg
 SHARES = {"reference": 0.46, "common": 0.08, "caption": 0.06, "copying": 0.4}
 COPIES = {"reference": 6, "common": 4}
 WORLD = "outputs/world"
-VERSION = 2
+VERSION = 3
 
 _LONGEST = {
     "asked": 42, "recaption": 66, "caption": 60,
