@@ -50,7 +50,7 @@ def add_judge(parser: argparse.ArgumentParser, required: bool) -> None:
     parser.add_argument("--judge-url", required=required, metavar="URL", help="of an OpenAI-compatible endpoint")
     parser.add_argument("--judge-model", required=required, metavar="NAME", help="model at that endpoint")
     parser.add_argument("--judge-key-env", metavar="VAR",
-                        help="variable that holds the key (default: OPENAI_API_KEY for openai.com, else no key)")  # fmt: skip
+                        help="variable that holds the key (default: OPENAI_API_KEY, for openai.com only)")  # fmt: skip
     parser.add_argument("--judge-extra", metavar="JSON", help="merged into each call, such as '{\"top_p\": 1}'")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one attempt (default: %(default)s)")
 

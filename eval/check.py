@@ -72,5 +72,5 @@ def refuse(found: Survey, partial: bool) -> None:
     if found.problems and not partial:
         for line in lines(found):
             print(line, file=sys.stderr)
-        raise UserError(f"{len({item_id for _, item_id, _ in found.problems})} items cannot be scored, nothing was asked; "
-                        "mend them, or score the rest with --partial")  # fmt: skip
+        count = len({item_id for _, item_id, _ in found.problems})
+        raise UserError(f"{count} items cannot be scored; nothing was asked. Mend them, or give --partial")

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of a run")
     parser.add_argument("b", type=Path, metavar="RUN_B", help="folder of another run on the same items")
     parser.add_argument("--pass-at", type=float, metavar="SCORE",
-                        help="an item passes from this score on, for flips (default: the middle of the scale)")  # fmt: skip
+                        help="an item passes from this score on, for flips (default: the middle)")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", help="write compare.json and compare.md there too")
 
 
@@ -50,8 +50,8 @@ def same_judge(reports: Sequence[dict[str, Any]]) -> None:
     for other in reports[1:]:
         for key in differences(first, other):
             if any(key == pinned or key.startswith(f"{pinned}.") for pinned in PINNED):
-                raise UserError(f"{first['name']} and {other['name']} cannot be compared: {key} differs; score both with "
-                                "the same data, judge and options")  # fmt: skip
+                raise UserError(f"{first['name']} and {other['name']} cannot be compared: {key} differs; score both "
+                                "with the same data, judge and options")  # fmt: skip
 
 
 def compare(a: Run, b: Run, pass_at: float | None = None) -> dict[str, Any]:

@@ -100,8 +100,8 @@ def check_stamp(images: Path, dataset: Dataset) -> None:
     stamp = read_json(images / STAMP, "stamp of a folder of pictures")
     if not isinstance(stamp, dict) or stamp.get("sha256") != dataset.sha256:
         variant = stamp.get("variant") if isinstance(stamp, dict) else None
-        raise UserError(f"{images / STAMP}: these pictures were made for other data ({variant}); the same ids mean other "
-                        "prompts there")  # fmt: skip
+        raise UserError(f"{images / STAMP}: these pictures were made for other data ({variant}), where the ids mean "
+                        "other prompts")  # fmt: skip
 
 
 def _pictures_below(images: Path) -> dict[str, list[Path]]:
@@ -117,18 +117,20 @@ def _pictures_below(images: Path) -> dict[str, list[Path]]:
 def _find(benchmark: Benchmark, item: Item, images: Path, there: dict[str, list[Path]]) -> Found:
     paths = [path for place in benchmark.places(item) for path in there.get(place, ())]
     if not paths:
-        return Found(item.id, problem="missing", detail=f"no picture {benchmark.places(item)[0]}.png below {images}")
+        return Found(item.id, problem="missing", detail=f"no picture {benchmark.places(item)[0]}.png")
     if len(paths) > 1:
-        return Found(item.id, problem="duplicate", detail=" and ".join(str(path) for path in paths))
+        both = " and ".join(path.relative_to(images).as_posix() for path in paths)
+        return Found(item.id, problem="duplicate", detail=f"{both}: one item, one picture")
     path = paths[0]
+    name = path.relative_to(images).as_posix()
     if path.stat().st_size == 0:
-        return Found(item.id, problem="empty", detail=f"{path}: zero bytes")
+        return Found(item.id, problem="empty", detail=f"{name}: zero bytes")
     if why := _broken(path):
-        return Found(item.id, problem="corrupt", detail=f"{path}: {why}")
+        return Found(item.id, problem="corrupt", detail=f"{name}: {why}")
     trajectory = next((images / name for name in benchmark.trajectories(item) if (images / name).is_file()), None)
     said = prompt_of(path, trajectory)
     if said is not None and said.strip() != item.prompt.strip():
-        return Found(item.id, problem="other_prompt", detail=f"{path}: made for another prompt: {said[:60]!r}")
+        return Found(item.id, problem="other_prompt", detail=f"{name}: made for another prompt: {said[:60]!r}")
     return Found(item.id, path, digest(path), trajectory)
 
 

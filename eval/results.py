@@ -115,8 +115,8 @@ def markdown(report: dict[str, Any], benchmark: Benchmark) -> str:
         n, resolved = max(t.n for t in row.values()), max(t.resolved for t in row.values())
         values = " | ".join(shown(row.get(m.name), digits, m is measures[0]) for m in measures)
         lines.append(f"| {level} | {name} | {n} | {resolved} | {values} |")
-    lines += ["", "In brackets: 95 % bootstrap intervals over items. `low … high`: some items have no score; the total lies "
-              "between all of them at their worst and all at their best.", ""]  # fmt: skip
+    lines += ["", "In brackets: 95 % bootstrap intervals over items. `low … high`: some items have no score; the total "
+              "lies between all of them at their worst and all at their best.", ""]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -137,8 +137,8 @@ def summary(report: dict[str, Any]) -> list[str]:
         lines.append("Flags: " + "; ".join(f"{flag} {n}" for flag, n in report["flags"].items()) + ".")
     if report["noise"]:
         noise = report["noise"]
-        lines.append(f"Judge's noise over {noise['repeats']} repeats: {noise['agreement']:.0%} of the items alike, mean "
-                     f"deviation of an item {noise['item_sd']:.3f}.")  # fmt: skip
+        lines.append(f"Judge's noise over {noise['repeats']} repeats: {noise['agreement']:.0%} of the items alike, "
+                     f"mean deviation of an item {noise['item_sd']:.3f}.")  # fmt: skip
     if "spread" in report:
         told = (
             f"{who}: mean {s['mean']:.2f}, variance {_number(s['variance'])}" for who, s in report["spread"].items()

@@ -86,7 +86,7 @@ class Run:
                 "extra": dict(item.extra), "place": item.place,
                 "picture": None if each.path is None else self._relative(each.path), "sha256": each.sha256,
                 "trajectory": None if each.trajectory is None else self._relative(each.trajectory),
-                "problem": each.problem, "detail": each.detail if not each.problem else each.problem,
+                "problem": each.problem, "detail": each.detail,
             })  # fmt: skip
         write_text(self.folder / ITEMS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 

@@ -59,10 +59,8 @@ def main(args: argparse.Namespace) -> int:
     served = probe(endpoint)
     print("\n".join(told(bench, dataset, items)))
     run = Run.start(args.out, _facts(args, bench, dataset, items, endpoint, served))
-    digests = digests_of(items)
-    found = _with_broken_references(found)
-    run.write_items(items, found, digests)
-    results = _judged(run, bench, items, found, digests, endpoint, args)
+    run.write_items(items, _with_broken_references(found), digests_of(items))
+    results = _judged(run, bench, endpoint, args)
     if args.checklists is not None:
         bench.copy_kept(run.folder / CHECKLISTS, items)
     return finish(run, bench, items, results, args.price)
@@ -115,17 +113,9 @@ def _with_broken_references(found: Survey) -> Survey:
     ))  # fmt: skip
 
 
-def _judged(
-    run: Run,
-    bench: Benchmark,
-    items: Sequence[Item],
-    found: Survey,
-    digests: dict[Path, str],
-    endpoint: Endpoint,
-    args: argparse.Namespace,
-) -> list[Result]:
+def _judged(run: Run, bench: Benchmark, endpoint: Endpoint, args: argparse.Namespace) -> list[Result]:
     bench.keep_in(args.checklists or run.folder / CHECKLISTS)
-    by_id = {each.id: each for each in found.found}
+    items, found, digests = run.items()
     with (
         CallLog(run.folder / CALLS) as log,
         ChatClient(endpoint, args.concurrency, args.attempts, log, args.rate) as client,
@@ -133,9 +123,9 @@ def _judged(
     ):
         try:
             return score_items(
-                bench, items, by_id, client, run.policy, digests, repeats=args.repeats, seed=args.seed,
+                bench, items, found, client, run.policy, digests, repeats=args.repeats, seed=args.seed,
                 on_result=lambda result: progress.advance(),
             )  # fmt: skip
         except ChatError as error:
-            raise UserError(f"the judge at {endpoint.base_url}: {error}; what was answered is kept, run the same command "
-                            "again to continue", JUDGE_DOWN) from None  # fmt: skip
+            raise UserError(f"the judge at {endpoint.base_url}: {error}; what was answered is kept, run the same "
+                            "command again to continue", JUDGE_DOWN) from None  # fmt: skip

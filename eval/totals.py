@@ -76,7 +76,7 @@ def _levels(
     groups: dict[str, list[Item]] = defaultdict(list)
     for item in items:
         categories[item.category].append(item)
-        if item.group:
+        if item.group and item.group != item.category:
             groups[item.group].append(item)
     levels: list[tuple[Level, str, list[Item], str | Mapping[str, float]]] = [
         ("category", name, some, "items") for name, some in categories.items()

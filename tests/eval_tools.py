@@ -159,7 +159,8 @@ def judge(body: dict) -> dict:
             {"expectation": f"thing {k} melts", "rationale": "heat", "importance": k, "kind": "State"} for k in (3, 1)
         ]}  # fmt: skip
     if name == "Questions":
-        return {"questions": [{"type": "State", "text": "Is there a puddle?"}, {"type": "Existence", "text": "Any ice?"}]}
+        asked = (("State", "Is there a puddle?"), ("Existence", "Any ice?"))
+        return {"questions": [{"type": kind, "text": text} for kind, text in asked]}
     if name == "Perception":
         return {"answer": "I see it", "verdict": chance(body, 3) > 0, "confidence": 0.5 + chance(body, 5, "c") / 10}
     if name in ("Conclusion", "Direct"):

@@ -210,9 +210,11 @@ class Benchmark(ABC):
 
     def keep_in(self, path: Path) -> None:
         """Where what is made of the prompts alone, with the judge's help, is kept. Most benchmarks make nothing."""
+        return
 
     def copy_kept(self, path: Path, items: Sequence[Item]) -> None:
         """Writes what was kept for these items to another file."""
+        return
 
     def kept(self, items: Sequence[Item]) -> dict[str, str]:
         """Hashes of what was kept for these items: models are compared only where they agree."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,7 +46,7 @@ class PicWorld(Benchmark):
         Measure("direct", "Direct judge", 0, 10),
     )
     templates = TEMPLATES
-    options = {
+    options: ClassVar[Mapping[str, tuple[str, ...] | float]] = {
         "fact_unit": ("question", "expectation"), "confidence": ("min", "mean"), "gate": ("on", "off"),
         "direct": ("off", "on"), "foundation": 6.0, "bonus": 1.0, "bonus_cap": 4.0, "inconsistency": 2.0,
     }  # fmt: skip

@@ -24,6 +24,7 @@ from unify_agent.judging.structured import Verdict
 LEGACY = {"Cultural": 400, "Time": 567, "Space": 700, "Biology": 800, "Physics": 900, "Chemistry": 1000}
 VERIFIED = {"Cultural": 400, "Time": 520, "Space": 640, "Biology": 760, "Physics": 880, "Chemistry": 1000}
 """Category -> its last id; it begins after the one before."""
+Weights = Literal["items", "categories"] | Mapping[str, float]
 _NAMES = {
     "cultural knowledge": "Cultural", "time": "Time", "space": "Space", "biology": "Biology",
     "physical knowledge": "Physics", "chemistry": "Chemistry",
@@ -97,7 +98,9 @@ class Wise(Benchmark):
         Measure("realism", "Realism", 0, 2),
         Measure("aesthetics", "Aesthetics", 0, 2),
     )
-    mean = {"Cultural": 0.4, "Time": 0.167, "Space": 0.133, "Biology": 0.1, "Physics": 0.1, "Chemistry": 0.1}
+    mean: ClassVar[Weights] = {
+        "Cultural": 0.4, "Time": 0.167, "Space": 0.133, "Biology": 0.1, "Physics": 0.1, "Chemistry": 0.1,
+    }  # fmt: skip
     templates = (INSTRUCTIONS, WiseVerdict)
     ranges: ClassVar[Mapping[str, int]] = LEGACY
     edition: ClassVar[Literal["legacy", "verified"]] = "legacy"
@@ -183,7 +186,9 @@ class WiseVerified(Wise):
     title = "WISE Verified"
     paper = ""
     measures = (Measure("score", "Score", 0, 1),)
-    mean = {"Cultural": 0.4, "Time": 0.12, "Space": 0.12, "Biology": 0.12, "Physics": 0.12, "Chemistry": 0.12}
+    mean: ClassVar[Weights] = {
+        "Cultural": 0.4, "Time": 0.12, "Space": 0.12, "Biology": 0.12, "Physics": 0.12, "Chemistry": 0.12,
+    }  # fmt: skip
     templates = (VERIFIED_INSTRUCTIONS, VerifiedVerdict)
     ranges = VERIFIED
     edition = "verified"

@@ -28,6 +28,8 @@ PICWORLD_COUNTS = {
 }  # fmt: skip
 """Prompts of each category that make the printed scores means over prompts; the figure that states them is no text."""
 PICWORLD_DOMAINS = {"Physical World": 550, "Abstract Knowledge": 200, "Logic & Commonsense": 350}
+PAGE = Path(__file__).with_name("page.md")
+"""The page's text, with places for the figures."""
 _MEASURES, _GROUPS = ("clarity", "content", "aesthetics", "relevance"), ("character", "object", "scene")
 
 
@@ -69,7 +71,7 @@ def claim(
 
 
 def group_scores(row: Printed, category_major: bool = False) -> dict[str, float]:
-    """The score of each group in Table 1 by the weights of equation 24; `category_major` reads the cells in that order."""
+    """The score of each group in Table 1 (equation 24). `category_major`: the cells stand group by group."""
     cells = [row.values[f"{m}_{g}"] for m in _MEASURES for g in _GROUPS]
     shape = np.array(cells).reshape((3, 4) if category_major else (4, 3))
     weight = np.array([WEIGHTS[m] for m in _MEASURES])
@@ -100,11 +102,11 @@ def table_1() -> list[Claim]:
 
     said = ", ".join(f"{100 * w:.1f} %" for w in weight)
     return [
-        made("Table 1, overall, as the text states it", "groups weighed 1500 : 615 : 347, as in Table 7, cells as printed",
+        made("Table 1, overall, as the text states it", "groups weighed 1500 : 615 : 347, as in Table 7",
              list(share.values()), lambda row: False),
-        made("Table 1, overall, weights that fit", f"weights fitted to the 21 plain rows ({said}), cells as printed",
+        made("Table 1, overall, weights that fit", f"weights fitted to the 21 plain rows ({said})",
              list(weight), lambda row: False),
-        made("Table 1, overall, six rows read category by category", f"the same weights; the cells of {', '.join(REORDERED)} "
+        made("Table 1, overall, six rows read group by group", f"the same weights; the cells of {', '.join(REORDERED)} "
              "in the order Character, Object, Scene", list(weight), lambda row: row.model in REORDERED),
     ]  # fmt: skip
 
@@ -196,7 +198,7 @@ def picworld() -> list[Claim]:
 
     said = ", ".join(f"{c} {n}" for c, n in PICWORLD_COUNTS.items())
     return [
-        claim("PicWorld Table 1, score, as the text states it", "domains weighed 550 : 200 : 350, categories alike within",
+        claim("PicWorld Table 1, score, as the text states it", "domains weighed 550 : 200 : 350, categories alike",
               rows, "score", by(sizes), 0.01),
         claim("PicWorld Table 1, score, counts that fit", f"mean over prompts: {said}", rows, "score",
               by(list(PICWORLD_COUNTS.values())), 0.005),
@@ -217,56 +219,22 @@ def claims() -> list[Claim]:
 
 def page() -> str:
     """The page of docs/ as Markdown."""
-    scene, landmark, festival = scenes()
-    head = printed("factip_groups")[-1].values["overall"], printed("factip")[-1].values["overall"]
-    lines = [
-        "# The papers' own tables, checked",
-        "",
-        "The figures of the papers stand in `eval/papers/*.csv` as printed. This page is written by "
-        "`python -m eval papers --out docs/papers.md` and a test keeps it true. A row follows when rounding can explain "
-        "the difference between the printed figure and ours.",
-        "",
-        "| Column | Formula | follow | do not |",
-        "|---|---|---:|---:|",
-    ]
     made = claims()
-    for each in made:
-        lines.append(f"| {each.title} | {each.formula} | {len(each.rows) - len(each.broken)} | {len(each.broken)} |")
-    lines += [
-        "",
-        "## What that means",
-        "",
-        f"- **{head[0]} against {head[1]}.** Unify-Agent's overall score on FactIP is {head[0]} in Table 1 and {head[1]} in "
-        f"Table 8. The cells of Table 8 give {head[1]} with the shares that fit all rows. Those of Table 1 give neither: its "
-        f"Scene block makes {scene:.1f}, but a mean of Landmark {landmark} and Festival {festival} lies between the two.",
-        f"- **Six rows in another order.** {', '.join(REORDERED)} stand category by category under the header of Table 1, "
-        "which goes measure by measure; read so they follow.",
-        "- **FactIP-Mini is not strictly proportional.** The weights that all rows agree on are not those of Table 7, "
-        "which the text says the smaller set keeps.",
-        "- **Table 5's overall is no function of its columns.** They are plain means over the three groups, the overall is "
-        "a mean over prompts.",
-        "- **WISE rows that are unweighted.** BAGEL and BAGEL+CoT equal the plain mean of the six categories, the rest the "
-        "weighted one; the two are not comparable.",
-        "- **KiTTEN.** Bagel-CoT's entity score is printed a whole point below its columns, and its total with it.",
-        "- **PicWorld's counts.** Its scores are means over prompts with 450, 200 and 450 prompts a domain, not the 550, "
-        "200 and 350 of the text. The text's 6.13 for SeedDream-4.0 is its Reasoning column; the table's score is 6.46. "
-        "The preferences 163, 22 and 13 make 198 of 200, 81.5 % is 163 of 200.",
-        "",
-        "## Rows that do not follow",
-        "",
-        "Of columns where at least half of the rows do.",
-        "",
-        "| Column | Row | printed | computed |",
-        "|---|---|---:|---:|",
+    scene, landmark, festival = scenes()
+    rows = [
+        f"| {each.title} | {each.formula} | {len(each.rows) - len(each.broken)} | {len(each.broken)} |" for each in made
     ]
-    for each in made:
-        if len(each.broken) > len(each.rows) / 2:
-            continue
-        lines += [
-            f"| {each.title} | {row.model} | {row.stated:.{each.digits}f} | {row.computed:.{each.digits + 1}f} |"
-            for row in each.broken
-        ]
-    return "\n".join([*lines, ""])
+    broken = [
+        f"| {each.title} | {row.model} | {row.stated:.{each.digits}f} | {row.computed:.{each.digits + 1}f} |"
+        for each in made
+        if len(each.broken) <= len(each.rows) / 2
+        for row in each.broken
+    ]
+    return PAGE.read_text(encoding="utf-8").format(
+        rows="\n".join(rows), broken="\n".join(broken), reordered=", ".join(REORDERED), scene=f"{scene:.1f}",
+        table_1=printed("factip_groups")[-1].values["overall"], table_8=printed("factip")[-1].values["overall"],
+        landmark=landmark, festival=festival,
+    )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
