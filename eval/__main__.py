@@ -9,6 +9,7 @@ from unify_agent.commands import dispatch
 
 COMMANDS = {
     "check": ("eval.check", "find what is wrong with data, pictures or judge before anything is asked"),
+    "generate": ("eval.generate", "let the agent draw a benchmark: open or closed book, ablations, injections"),
     "score": ("eval.score", "judge a folder of pictures on a benchmark"),
     "rescore": ("eval.rescore", "compute a run's report anew from what the judge answered"),
     "report": ("eval.report", "one page for one or several runs, beside the papers' rows if wished"),

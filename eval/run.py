@@ -52,14 +52,7 @@ class Run:
     @classmethod
     def start(cls, folder: Path, facts: dict[str, Any]) -> Run:
         """A new run, or the one in the folder when it is the same. Raises UserError naming what differs."""
-        if (folder / RUN).is_file():
-            old = cls.open(folder)
-            if differing := sorted(differences(old.facts, facts)):
-                key = differing[0]
-                raise UserError(f"{folder}: holds a run with another {key} ({_at(old.facts, key)!r}, now "
-                                f"{_at(facts, key)!r}); choose another --out")  # fmt: skip
-            return old
-        write_json(folder / RUN, facts)
+        pinned(folder / RUN, facts, "a run")
         return cls(folder, facts)
 
     def benchmark(self) -> Benchmark:
@@ -126,6 +119,18 @@ class Run:
         if not path.is_file():
             raise UserError(f"{path}: is not there: the run did not come to its end; run the same `score` again")
         return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def pinned(path: Path, facts: dict[str, Any], what: str) -> None:
+    """Writes the description of a folder's content, once. Raises UserError when it holds `what` of another kind."""
+    if not path.is_file():
+        write_json(path, facts)
+        return
+    old = read_json(path, "description")
+    if differing := sorted(differences(old if isinstance(old, dict) else {}, facts)):
+        key = differing[0]
+        raise UserError(f"{path.parent}: holds {what} with another {key} ({_at(old, key)!r}, now {_at(facts, key)!r}); "
+                        "choose another --out")  # fmt: skip
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], within: str = "") -> list[str]:
