@@ -63,6 +63,8 @@ def endpoint_of(args: argparse.Namespace) -> Endpoint:
         raise UserError(f"--judge-extra: not JSON ({error})") from None
     if not isinstance(extra, dict):
         raise UserError("--judge-extra: an object is expected")
+    if args.timeout <= 0:
+        raise UserError(f"--timeout {args.timeout:g}: more than 0")
     return Endpoint.parse(
         args.judge_url, args.judge_model, key_env=args.judge_key_env, timeout=args.timeout, extra=extra
     )

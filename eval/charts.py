@@ -130,8 +130,8 @@ def radar(axes: Sequence[str], series: Mapping[str, Sequence[float | None]], siz
 
     parts = [f'<svg class="chart" viewBox="0 0 {size} {size}" role="img" xmlns="http://www.w3.org/2000/svg">']
     for ring in (0.25, 0.5, 0.75, 1.0):
-        corners = " ".join("{:.1f},{:.1f}".format(*place(axis, ring)) for axis in range(len(axes)))
-        parts.append(f'<polygon class="grid" fill="none" points="{corners}"/>')
+        web = " ".join("{:.1f},{:.1f}".format(*place(axis, ring)) for axis in range(len(axes)))
+        parts.append(f'<polygon class="grid" fill="none" points="{web}"/>')
     for number, name in enumerate(axes):
         (x, y), (tx, ty) = place(number, 1.0), place(number, 1.12)
         anchor = "middle" if abs(tx - middle) < 8 else "start" if tx > middle else "end"

@@ -19,7 +19,9 @@ from eval.totals import weights
 from unify_agent.errors import UserError
 from unify_agent.files import write_json, write_text
 
-PINNED = ("benchmark", "data.sha256", "judge", "template_sha256", "options", "repeats", "kept")
+PINNED = (
+    "benchmark", "data.sha256", "data.references_sha256", "judge", "template_sha256", "options", "repeats", "kept",
+)  # fmt: skip
 """What must agree in two reports for their scores to mean the same."""
 MOST = 20
 """Items listed as flipped in each direction."""

@@ -36,4 +36,4 @@ def main(args: argparse.Namespace) -> int:
     results = score_items(
         bench, items, found, client, run.policy, digests, repeats=run.facts["repeats"], seed=judge["seed"]
     )
-    return finish(run, bench, items, results, args.price)
+    return finish(run, bench, results, args.price)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from eval.benchmarks.base import Benchmark, Item
+from eval.benchmarks.base import Benchmark
 from eval.run import REPORT, USAGE, Run
 from eval.scoring import Result, models_of
 from eval.totals import Total, noise, totals
-from unify_agent.files import write_json, write_text
+from unify_agent.files import digest, write_json, write_text
 
 INCOMPLETE = 3
 """Exit code of a run with unresolved or missing items."""
@@ -24,14 +24,16 @@ JUDGE_DOWN = 4
 """Exit code of a run whose judge cannot be reached or lets nobody in."""
 
 
-def assemble(run: Run, benchmark: Benchmark, items: Sequence[Item], results: Sequence[Result]) -> dict[str, Any]:
-    """The report: a function of items and results alone."""
+def assemble(run: Run, benchmark: Benchmark, results: Sequence[Result]) -> dict[str, Any]:
+    """The report: a function of the run's items and of results alone."""
+    items, _, digests = run.items()
+    shown = digest(*(digests.get(path, "") for item in sorted(items, key=lambda i: i.id) for path in item.references))
     counts = Counter(result.status for result in results)
     made: dict[str, Any] = {
         "name": run.facts["name"],
         "benchmark": benchmark.name,
         "title": benchmark.title,
-        "data": run.facts["data"],
+        "data": run.facts["data"] | {"references_sha256": shown},
         "judge": {**run.facts["judge"], "answered_as": models_of(results)},
         "options": run.facts["options"],
         "template_sha256": run.facts["template_sha256"],

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from eval.benchmarks import benchmark
 from eval.benchmarks.base import Benchmark, Item
 from eval.pictures import Found, Survey
@@ -30,6 +32,9 @@ from unify_agent.judging import PicturePolicy
 
 RUN, ITEMS, CALLS, RESULTS = "run.json", "items.jsonl", "calls.jsonl", "results.jsonl"
 CHECKLISTS, REPORT, USAGE = "checklists.jsonl", "report.json", "usage.json"
+
+
+_RESULT = TypeAdapter(Result)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,9 @@ class Run:
 
     def items(self) -> tuple[list[Item], dict[str, Found], dict[Path, str]]:
         """The items, their pictures, and the digests of references, as they were when they were judged."""
-        items, found, digests = [], {}, {}
+        items: list[Item] = []
+        found: dict[str, Found] = {}
+        digests: dict[Path, str] = {}
         for row in self._lines(ITEMS):
             paths = [self.folder / name for name, _ in row["references"]]
             digests |= {path: sha for path, (_, sha) in zip(paths, row["references"], strict=True)}
@@ -102,10 +109,7 @@ class Run:
 
     def results(self) -> list[Result]:
         """What became of each item. Raises UserError when the run was never brought to its end."""
-        return [
-            Result(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-            for row in self._lines(RESULTS)
-        ]
+        return [_RESULT.validate_python(row) for row in self._lines(RESULTS)]
 
     def report(self) -> dict[str, Any]:
         """The totals."""

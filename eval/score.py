@@ -50,6 +50,8 @@ def main(args: argparse.Namespace) -> int:
     for name in ("repeats", "concurrency", "attempts", "picture_longest"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1")
+    if args.rate is not None and args.rate <= 0:
+        raise UserError(f"--rate {args.rate:g}: more than 0")
     endpoint = endpoint_of(args)
     bench, dataset, items = open_data(args)
     if args.checklists is not None and bench.name != "picworld":
@@ -63,14 +65,12 @@ def main(args: argparse.Namespace) -> int:
     results = _judged(run, bench, endpoint, args)
     if args.checklists is not None:
         bench.copy_kept(run.folder / CHECKLISTS, items)
-    return finish(run, bench, items, results, args.price)
+    return finish(run, bench, results, args.price)
 
 
-def finish(
-    run: Run, bench: Benchmark, items: Sequence[Item], results: Sequence[Result], price: Sequence[float] | None
-) -> int:
+def finish(run: Run, bench: Benchmark, results: Sequence[Result], price: Sequence[float] | None) -> int:
     """Writes results, report and usage, prints the table; returns the exit code."""
-    report = assemble(run, bench, items, results)
+    report = assemble(run, bench, results)
     run.write_results(results)
     write_report(run, report, bench)
     usage = spent(run.folder / CALLS, price)

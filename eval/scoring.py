@@ -13,11 +13,15 @@ from typing import Any, Literal
 
 from eval.benchmarks.base import Ask, Benchmark, Item, Marks, Schema, Unresolved, mean_of
 from eval.pictures import Found
+from unify_agent.errors import UserError
+from unify_agent.interleave.segments import Unusable
 from unify_agent.judging import ChatClient, ChatError, Message, Picture, PicturePolicy
 from unify_agent.judging.answers import NotRecorded
 from unify_agent.judging.pool import run_bounded
 
 Status = Literal["ok", "unresolved", "missing"]
+DOWN = ("unreachable", "timeout", "server")
+"""Failures that may be the server's state rather than the question's."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +92,23 @@ def score_items(
 ) -> list[Result]:
     """Results in the order of the items. `digests`: SHA-256 of every reference.
 
-    Raises ChatError when the judge lets nobody in, or when as many items in a row as there are calls at a time find it
-    unreachable: what was answered is in the log, and the same run continues there.
+    Raises ChatError when the judge lets nobody in, or when more items in a row than there are calls at a time find it
+    out of reach: what was answered is in the log, and the same run continues there. Raises UserError for a picture
+    that is not what it was when it was found.
     """
+    live = client.log is None or not client.log.replay
 
     def one(item: Item) -> Result:
         return _score(benchmark, item, found[item.id], client, policy, digests, repeats, seed)
 
     results: dict[int, Result] = {}
-    unreachable = 0
+    silent = 0
     for number, result in run_bounded(one, items, client.concurrency, client.stop):
-        if result.kind == "auth":
+        if live and result.kind == "auth":
             raise ChatError("auth", result.detail)
-        unreachable = unreachable + 1 if result.kind == "unreachable" else 0
-        if unreachable > client.concurrency and not (client.log and client.log.replay):
-            raise ChatError("unreachable", result.detail)
+        silent = silent + 1 if result.kind in DOWN else 0
+        if live and silent > client.concurrency:
+            raise ChatError("unreachable", f"{silent} items in a row got no answer, the last: {result.detail}")
         results[number] = result
         on_result(result)
     return [results[number] for number in range(len(items))]
@@ -131,6 +137,8 @@ def _score(
             marks.append(benchmark.judge(item, picture, ask))
         except (ChatError, Unresolved) as error:
             return Result(item.id, "unresolved", kind=error.kind, detail=error.detail, trail=tuple(trail + ask.steps))
+        except Unusable as error:
+            raise UserError(f"{item.id}: {error}: mend it and run the same command again") from None
         except NotRecorded:
             detail = "the log holds no answer: the run did not come so far"
             return Result(item.id, "unresolved", kind="not_asked", detail=detail, trail=tuple(trail + ask.steps))

@@ -274,3 +274,35 @@ def test_a_run_killed_ten_times_ends_with_the_same_report_as_an_undisturbed_one(
     answered = [record["key"] for record in records if "answer" in record]
     assert len(answered) == len(set(answered))  # no success is repeated
     assert server.calls <= undisturbed + 10 * (4 + 4)  # what was under way at a kill, and the open questions again
+
+
+def test_a_judge_that_answers_nobody_is_given_up(tmp_path):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge, fault=lambda body, number: "500") as server:
+        with pytest.raises(UserError, match="3 items in a row got no answer") as caught:
+            tools.score(server, "wise", data, images, tmp_path / "run", "--attempts", 1, "--concurrency", 2)
+    assert caught.value.code == 4 and server.calls < 8
+    assert tools.command("rescore", tmp_path / "run") == 3  # what there is of the run can be looked at
+    assert {r.kind for r in Run.open(tmp_path / "run").results()} == {"server", "not_asked"}
+
+
+def test_a_picture_that_changes_under_the_judge_ends_the_run(tmp_path):
+    data, images = wise_run(tmp_path)
+
+    def answer(body):
+        tools.picture(images / "1.png", "another")
+        return tools.judge(body)
+
+    with ChatServer(answer) as server, pytest.raises(UserError, match=r"1: picture changed.*1\.png"):
+        tools.score(server, "wise", data, images, tmp_path / "run", "--concurrency", 1)
+
+
+def test_other_true_pictures_make_other_scores(tmp_path):
+    data = tools.factip(tmp_path / "data")
+    images = tools.draw("factip", data, tmp_path / "im")
+    with ChatServer(tools.judge) as server:
+        tools.score(server, "factip", data, images, tmp_path / "a", "--name", "a")
+        tools.picture(data / "gt/Food/i2/seed1.png", "a better photograph")
+        tools.score(server, "factip", data, images, tmp_path / "b", "--name", "b")
+    with pytest.raises(UserError, match="references_sha256 differs"):
+        tools.command("compare", tmp_path / "a", tmp_path / "b")
