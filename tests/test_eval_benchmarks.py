@@ -7,7 +7,7 @@ from pathlib import Path
 
 import eval_tools as tools
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eval.benchmarks import BENCHMARKS, benchmark
@@ -231,6 +231,26 @@ def test_every_benchmark_takes_prompts_of_the_user_s_own(name, tmp_path):
         benchmark(name).load(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "message"), [
+    ("factip", "give references"), ("kitten", "extra.entity"), ("wise", "extra.explanation"), ("t2i-factual", "SKCM"),
+])  # fmt: skip
+def test_an_own_prompt_without_what_the_protocol_needs_is_refused(name, message, tmp_path):
+    tools.lines(tmp_path / "manifest.jsonl", [{"id": "mine", "prompt": "p"}])
+    with pytest.raises(UserError, match=f"manifest.jsonl: mine: .*{message}"):
+        benchmark(name).load(tmp_path)
+
+
+@pytest.mark.parametrize(("task", "concepts", "level"), [
+    ("momerization", 1, "SKCM"), ("attribute variation", 1, "SKCI"), ("background_variation", 1, "SKCI"),
+    ("differentiating", 2, "MKCC"), ("", 1, "SKCM"),
+])  # fmt: skip
+def test_without_a_folder_the_level_follows_from_the_task(task, concepts, level, tmp_path):
+    names = [f"c{n}" for n in range(concepts)]
+    row = {"concept": names, "sentence": "s", "reference_image": [f"animal/{n}.png" for n in names], "task": task}
+    path = tools.lines(tmp_path / "rows.jsonl", [row])
+    assert benchmark("t2i-factual").load(path).items[0].group == level
+
+
 def test_an_id_that_occurs_twice_is_refused(tmp_path):
     tools.lines(tmp_path / "picworld.jsonl", [{"id": 1, "prompt": "a"}, {"id": "1", "prompt": "b"}])
     with pytest.raises(UserError, match="'1' occurs twice"):
@@ -256,6 +276,7 @@ def test_the_hash_of_a_data_set_follows_what_is_judged_and_not_where_it_lies(tmp
     assert benchmark("wise").load(tmp_path / "a").sha256 != two
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), st.floats(0, 100))), min_size=1, max_size=30))
 def test_a_total_lies_within_its_interval_whatever_is_missing(drawn):
     items = [Item(str(n), "p", category) for n, (category, _) in enumerate(drawn)]

@@ -6,7 +6,7 @@ import threading
 import eval_tools as tools
 import pytest
 from chat_server import ChatServer, pictures, schema_name, texts
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eval.benchmarks.base import Item, Unresolved
@@ -79,6 +79,7 @@ def test_facts_can_be_summed_by_expectation():
     assert mean.s2 == pytest.approx(10 * (2 * 0.8 + 1) / 3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ES"), st.integers(1, 3), st.booleans(), st.floats(0, 1), st.integers(1, 4)),
                 min_size=1, max_size=12), st.sampled_from(["question", "expectation"]))  # fmt: skip
 def test_scores_stay_on_the_scale_and_a_failure_never_helps_the_realism(rows, unit):
@@ -136,6 +137,18 @@ def test_without_a_state_question_it_is_asked_once_more_and_then_unresolved():
     assert made(ITEM, ask).has_state and [role for role, _ in ask.told] == ["extractor", "formulator"] * 2
     with pytest.raises(Unresolved, match="no_state_fact"):
         made(ITEM, Roles(["Existence"], ["Existence"], ["State"]))
+
+
+def test_a_shared_check_list_without_a_state_question_leaves_the_item_unresolved(tmp_path):
+    data = tools.picworld(tmp_path / "data", 1)
+    images = tools.draw("picworld", data, tmp_path / "im")
+    entry = {"expectation": "ice", "rationale": "r", "importance": 3, "kind": "Existence"}
+    given = {"expectation": entry, "questions": [{"type": "Existence", "text": "Any ice?"}]}
+    prompt = "a lit candle beside ice, view 0"
+    shared = tools.lines(tmp_path / "l.jsonl", [{"id": "p0", "prompt": prompt, "expectations": [given]}])
+    with ChatServer(tools.judge) as server:
+        assert tools.score(server, "picworld", data, images, tmp_path / "run", "--checklists", shared) == 3
+    assert Run.open(tmp_path / "run").report()["reasons"] == {"unresolved: no_state_fact": 1}
 
 
 def test_a_check_list_is_frozen_and_another_process_s_counts(tmp_path):

@@ -114,6 +114,16 @@ def test_a_call_goes_over_the_wire_as_the_protocol_says(tmp_path):
     assert answer.parsed == Score(clear=7, score=3) and answer.model == "judge-2026" and answer.completion_tokens
 
 
+def test_headers_query_and_extra_go_along_and_are_no_part_of_a_repr():
+    with ChatServer() as server:
+        where = Endpoint.parse(f"{server.url}/v1?api-version=7", "judge", extra={"top_p": 1})
+        endpoint = Endpoint(where.base_url, "judge", headers={"X-Team": SECRET}, query=where.query, extra=where.extra)
+        with ChatClient(endpoint) as client:
+            client.ask([user("Hello")])
+    assert server.paths == ["/v1/chat/completions?api-version=7"] and server.bodies[0]["top_p"] == 1
+    assert server.headers[0]["x-team"] == SECRET and SECRET not in repr(client)
+
+
 def test_tool_calls_come_back_and_their_results_go_out():
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     with ChatServer(lambda body: Reply(tool_calls=[("add", {"a": 1}), ("add", "{broken")])) as server:

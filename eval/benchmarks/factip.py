@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from eval.benchmarks.base import Ask, Benchmark, Dataset, Item, Marks, Measure, checked, first_file
+from eval.benchmarks.base import Ask, Benchmark, Dataset, Item, Marks, Measure, Record, checked, first_file
 from unify_agent.errors import UserError
 from unify_agent.files import read_json
 from unify_agent.judging import Picture, system, user
@@ -140,6 +140,12 @@ class FactIP(Benchmark):
             place=f"{record.source_category}/{index}",
             extra={"ip_name": record.ip_name, "country": record.country, "language": record.language},
         )
+
+    def from_record(self, record: Record, where: Path) -> Item:
+        """Of the neutral manifest: identity is judged against at least one reference."""
+        if not record.references:
+            raise UserError(f"{where}: {record.id}: FactIP compares with true pictures: give references")
+        return super().from_record(record, where)
 
     def places(self, item: Item) -> tuple[str, ...]:
         """The flat and the nested layout of the release, and that of `infer.py`."""

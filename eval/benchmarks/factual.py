@@ -110,7 +110,7 @@ def level_of(file: Path, row: _Row) -> Level:
     for part in reversed(file.parts):
         if part.upper() in LEVELS:
             return next(level for level in LEVELS if level == part.upper())
-    by_task = _TASKS.get(row.task.lower().split()[0].split("_")[0] if row.task else "")
+    by_task = _TASKS.get(row.task.lower().replace("_", " ").partition(" ")[0])
     if by_task is not None:
         return next(level for level in LEVELS if level == by_task)
     return "MKCC" if len(row.concept) > 1 else "SKCM"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from eval.benchmarks.base import Ask, Benchmark, Dataset, Item, Marks, Measure, read_records
+from eval.benchmarks.base import Ask, Benchmark, Dataset, Item, Marks, Measure, Record, read_records
+from unify_agent.errors import UserError
 from unify_agent.judging import Picture, system, user
 from unify_agent.judging.structured import Verdict
 
@@ -79,11 +80,16 @@ class Kitten(Benchmark):
             ))  # fmt: skip
         return Dataset("kitten", tuple(items))
 
+    def from_record(self, record: Record, where: Path) -> Item:
+        """Of the neutral manifest: `extra.entity` is the name of what the references show."""
+        if not record.references or not isinstance(record.extra.get("entity"), str):
+            raise UserError(f"{where}: {record.id}: KiTTEN needs references and extra.entity")
+        return super().from_record(record, where)
+
     def judge(self, item: Item, picture: Picture, ask: Ask) -> Marks:
         text = ask("text", [system(TEXT), user(f"Prompt: {item.prompt}", picture)], Alignment)
         shown = [ask.picture(path) for path in item.references[:SHOWN]]
-        name = item.extra.get("entity") or item.prompt
-        asked = user(f"Subject: {name}", "True pictures:", *shown, "MADE:", picture)
+        asked = user(f"Subject: {item.extra['entity']}", "True pictures:", *shown, "MADE:", picture)
         entity = ask("entity", [system(ENTITY), asked], Alignment)
         scores = {"text": text.alignment, "entity": entity.alignment}
         return Marks({"score": (text.alignment + entity.alignment) / 2} | scores)

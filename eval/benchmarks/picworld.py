@@ -13,10 +13,10 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from eval.benchmarks.base import Ask, Benchmark, Dataset, Item, Marks, Measure, read_records
+from eval.benchmarks.base import Ask, Benchmark, Dataset, Item, Marks, Measure, Unresolved, read_records
 from eval.pwagent.checklists import Checklist, Checklists
 from eval.pwagent.roles import DIRECT, JUDGER, PERCEPTOR, TEMPLATES, Conclusion, Direct, Perception
-from eval.pwagent.scoring import WEIGHTS, Fact, Options, Scores, score
+from eval.pwagent.scoring import WEIGHTS, Fact, NoStateFacts, Options, Scores, score
 from unify_agent.judging import Picture, system, user
 
 TOLERANCE = 0.1
@@ -81,7 +81,10 @@ class PicWorld(Benchmark):
         facts, seen = self._perceived(checklist, picture, ask)
         said = json.dumps([each | {"id": fact.id} for each, fact in zip(seen, facts, strict=True)], ensure_ascii=False)
         concluded = ask("judger", [system(JUDGER), user(f"Facts: {said}", picture)], Conclusion, 2048)
-        scores = score(facts, concluded.bonuses, concluded.inconsistencies, self.rules)
+        try:
+            scores = score(facts, concluded.bonuses, concluded.inconsistencies, self.rules)
+        except NoStateFacts:
+            raise Unresolved("no_state_fact", "the item's check-list has no question about a state") from None
         detail = {
             "facts": [each | {"id": fact.id, "gated": fact.gated} for each, fact in zip(seen, facts, strict=True)],
             "bonuses": [each.model_dump() for each in concluded.bonuses],

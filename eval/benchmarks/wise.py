@@ -141,7 +141,7 @@ class Wise(Benchmark):
         for names in (("final_data.json",), ("merge.json",)):
             if all((folder / name).is_file() for name in names):
                 return [folder / name for name in names]
-        found = [f for f in sorted(folder.glob("*.json")) if not f.stem.endswith("_rewrite") and f.stem != "dataset"]
+        found = [file for file in sorted(folder.glob("*.json")) if not file.stem.endswith("_rewrite")]
         if not found:
             raise UserError(f"{folder}: no JSON file of WISE prompts in here")
         return found

@@ -32,9 +32,6 @@ class PicturePolicy:
     format: Literal["png", "jpeg"] = "png"
     quality: int = 95
 
-    def __str__(self) -> str:
-        return f"{self.format}{f' q{self.quality}' if self.format == 'jpeg' else ''} <= {self.longest}"
-
     def encode(self, picture: Image.Image) -> bytes:
         """An RGB picture as the bytes that are sent."""
         if max(picture.size) > self.longest:
