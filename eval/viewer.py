@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from eval import charts
 from eval.benchmarks.base import Benchmark, Item
@@ -114,6 +115,12 @@ def _plots(bench: Benchmark, reports: Sequence[dict[str, Any]]) -> str:
         ]  # fmt: skip
         title = f"{report['name']}: {main.title} as a share of {main.low:g} to {main.high:g}"
         parts.append(tag("h3", escape(title)) + charts.bars(bars, width=520, label_width=170))
+        for who, spread in report.get("spread", {}).items():
+            shares = [
+                charts.Bar(f"{k} to {k + 1}", n / spread["n"], kind="plain") for k, n in enumerate(spread["histogram"])
+            ]
+            title = f"{report['name']}: share of items by the score of the {who}"
+            parts.append(tag("h3", escape(title)) + charts.bars(shares, width=520, label_width=90))
     return "".join(tag("div", part, "card") for part in parts if part)
 
 
@@ -195,7 +202,8 @@ def _thumbs(out: Path, items: Any, found: Sequence[dict[str, Found]]) -> dict[Pa
 
 
 def _relative(path: Path, out: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), out.resolve())).as_posix()
+    """The path as a link from the page."""
+    return quote(Path(os.path.relpath(path.resolve(), out.resolve())).as_posix())
 
 
 def _write_script(path: Path, name: str, value: Any) -> None:

@@ -205,6 +205,8 @@ def test_models_share_their_check_lists_and_the_direct_judge_is_compared(tmp_pat
     assert spread["PW-Agent"]["n"] == 3 and sum(spread["direct judge"]["histogram"]) == 3
     assert reports[0]["arithmetic_differs"] == 3  # that judge's layers are chance
     assert "Spread of scores" in capsys.readouterr().out
+    tools.command("report", tmp_path / "run_a", tmp_path / "run_b")
+    assert (tmp_path / "run_a/page/index.html").read_text().count("by the score of the direct judge") == 2
     trail = [step["role"] for step in Run.open(tmp_path / "run_a").results()[0].trail]
     assert trail[0] == "perceptor 1.1" and trail[-2:] == ["judger", "direct"]
     lists = (tmp_path / "run_a/checklists.jsonl").read_text()
