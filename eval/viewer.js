@@ -79,7 +79,7 @@
     }
     for (const [name, title] of data.measures) {
       if (result.scores[name] === undefined) continue;
-      text.append(make(name === main ? "b" : "span", `${title} ${result.scores[name].toFixed(data.digits)}`), make("br"));
+      text.append(make(name === main ? "b" : "div", `${title} ${result.scores[name].toFixed(data.digits)}`));
     }
     if (result.flags.length) text.append(make("span", result.flags.join(", "), "badge no-mark"));
     if (result.differs.length) text.append(make("span", `judge's sum differs: ${result.differs.join(", ")}`, "badge no-mark"));
@@ -118,7 +118,7 @@
     const card = make("div", undefined, "card entry");
     const title = make("h3");
     title.append(make("q", item.prompt));
-    card.append(title, make("p", [item.id, item.category, item.group].filter(Boolean).join(" · "), "where"));
+    card.append(title, make("p", [...new Set([item.id, item.category, item.group])].filter(Boolean).join(" · "), "where"));
     const row = make("div", undefined, "shown");
     item.runs.forEach((result, run) => {
       if (!result) return;

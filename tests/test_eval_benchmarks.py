@@ -257,6 +257,13 @@ def test_an_id_that_occurs_twice_is_refused(tmp_path):
         benchmark("picworld").load(tmp_path)
 
 
+@pytest.mark.parametrize("wrong", ["../up", "/etc/x", "a/../../b"])
+def test_an_id_that_leads_out_of_the_folder_is_refused(wrong, tmp_path):
+    tools.lines(tmp_path / "picworld.jsonl", [{"id": wrong, "prompt": "a"}])
+    with pytest.raises(UserError, match="leads out"):
+        benchmark("picworld").load(tmp_path)
+
+
 def test_an_unknown_benchmark_or_option_is_answered_with_the_near_ones():
     with pytest.raises(UserError, match="did you mean 'kitten'"):
         benchmark("kiten")

@@ -11,7 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -162,7 +162,7 @@ class Benchmark(ABC):
         if not path.exists():
             raise UserError(f"{path}: no such file or folder of data")
         manifest = path / "manifest.jsonl" if path.is_dir() else path
-        if manifest.is_file() and self.is_manifest(manifest):
+        if manifest.is_file() and manifest.name == "manifest.jsonl":
             dataset = Dataset(
                 "own", tuple(self.from_record(record, manifest) for record in read_records(manifest, Record))
             )
@@ -174,12 +174,11 @@ class Benchmark(ABC):
         for item in dataset.items:
             if item.id in seen:
                 raise UserError(f"{path}: the id {item.id!r} occurs twice")
+            parts = PurePosixPath(item.place).parts
+            if not parts or parts[0] == "/" or ".." in parts:
+                raise UserError(f"{path}: the id {item.id!r} leads out of the folder of pictures")
             seen.add(item.id)
         return dataset
-
-    def is_manifest(self, path: Path) -> bool:
-        """Whether a file is in the neutral schema."""
-        return path.name == "manifest.jsonl"
 
     def from_record(self, record: Record, where: Path) -> Item:
         """An item of the neutral manifest."""
