@@ -178,6 +178,15 @@ def test_factual_levels_and_places_follow_from_the_files(tmp_path):
     assert item.references[0].is_file() and by_id["MKCC/size_image/0"].group == "MKCC"
 
 
+def test_the_rows_with_background_text_are_a_data_set_of_their_own(tmp_path):
+    root = tools.factual(tmp_path)
+    row = json.loads((root / "SKCM/animal.jsonl").read_text().splitlines()[0]) | {"sentence_text_knowledge": "a bird"}
+    tools.lines(root / "text_injection/SKCM/animal.jsonl", [row])
+    assert len(benchmark("t2i-factual").load(root).items) == 5
+    given = benchmark("t2i-factual").load(root / "text_injection", root / "reference_image")
+    assert given.items[0].extra["knowledge"] == "a bird" and given.items[0].references[0].is_file()
+
+
 def concept(shape=1, color=1, texture=1, feature=0, total=3):
     return ConceptVerdict(reason="r", shape=shape, color=color, texture=texture, feature=feature, total=total)
 

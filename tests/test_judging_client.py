@@ -193,6 +193,34 @@ def test_the_next_attempt_says_what_was_wrong_and_has_more_room_after_a_cut():
     assert [body["max_tokens"] for body in server.bodies] == [50, 50, 100]
 
 
+def test_all_threads_learn_that_a_server_knows_no_schemas():
+    gate = threading.Barrier(3, timeout=20)  # all three have asked with a schema before any is refused
+    with ChatServer(lambda body: GOOD) as server, client_of(server, concurrency=3) as client:
+        original = server._respond
+
+        def respond(handler, body, fault):
+            if "response_format" in body:
+                gate.wait()
+                return handler.send(400, {"error": {"message": "response_format is not supported"}})
+            return original(handler, body, fault)
+
+        server._respond = respond
+        answers = client.ask_many(Request([user(f"{n}")], schema=Score) for n in range(3))
+        client.ask([user("later")], schema=Score)
+    assert [answer.parsed for answer in answers] == [Score(clear=7, score=3)] * 3 and server.calls == 7
+
+
+@pytest.mark.parametrize(("message", "kind"), [
+    ("Your key may not use this model.", "auth"), ("Input flagged by moderation.", "refused"),
+])  # fmt: skip
+def test_a_403_may_be_about_the_key_or_about_the_content(message, kind):
+    with ChatServer() as server:
+        server._respond = lambda handler, body, fault: handler.send(403, {"error": {"message": message}})
+        with pytest.raises(ChatError) as caught:
+            client_of(server).ask([user("Judge.")])
+    assert caught.value.kind == kind and server.calls == 1
+
+
 def test_a_server_that_wants_the_other_name_for_room_gets_it():
     def answer(body):
         assert "max_completion_tokens" in body
