@@ -112,13 +112,15 @@ def test_pictures_made_for_other_data_are_refused(tmp_path):
     (["--judge-url", "127.0.0.1:9"], "unreachable", 4),
     (["--judge-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY", 2),
     (["--judge-key-env", "A_WRONG_KEY"], "auth", 4),
+    (["--timeout", "21"], "auth", 4),  # no key where one is needed
+    (["--timeout", "0"], "more than 0", 2),
     (["--judge-extra", "[1]"], "an object is expected", 2),
     (["--ids", "1,77"], "has no 77", 2),
 ])  # fmt: skip
 def test_what_cannot_start_says_why_with_its_exit_code(more, message, code, tmp_path, monkeypatch):
     monkeypatch.setenv("A_WRONG_KEY", SECRET)
     data = tools.wise(tmp_path / "data")
-    with ChatServer(tools.judge, key="right" if "A_WRONG_KEY" in more else None) as server:
+    with ChatServer(tools.judge, key="right" if {"A_WRONG_KEY", "21"} & set(more) else None) as server:
         arguments = ["--bench", "wise", "--data", data, "--judge-url", server.url, "--judge-model", "judge", *more]
         with pytest.raises(UserError, match=message) as caught:
             tools.command("check", *arguments)
