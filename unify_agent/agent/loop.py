@@ -121,11 +121,14 @@ class Loop:
             while opened := [episode for episode in episodes if not episode.done]:
                 calls: list[tuple[Episode, Exchange, Parsed]] = []
                 for episode, reply in zip(opened, self._replies(opened), strict=True):
+                    turn = Exchange(episode.input, discarded=tuple(episode.discarded))
+                    episode.discarded = []
                     if isinstance(reply, Exception):
                         episode.stop, episode.error, episode.down = "policy_error", told(reply), is_down(reply)
+                        episode.turns += [turn] if turn.discarded else []
                         continue
-                    turn = Exchange(episode.input, reply.text, reply.ids, reply.tokenizer, reply.truncated)
-                    turn.discarded, episode.discarded = tuple(episode.discarded), []
+                    turn.reply, turn.ids, turn.tokenizer = reply.text, reply.ids, reply.tokenizer
+                    turn.truncated = reply.truncated
                     episode.turns.append(turn)
                     self._tell(episode, "reply")
                     parsed = self._read(episode, turn)
