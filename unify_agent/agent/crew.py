@@ -193,6 +193,10 @@ def assemble(setup: Setup) -> Crew:
         setup.model, prompts=setup.words if setup.policy == "unified" else None, size=setup.size, aspect=setup.aspect,
         dtype=setup.dtype, spread=setup.spread, quant=setup.quant, **setup.sampler,
     )  # fmt: skip
+    if setup.history and painter.preset == "isolated":
+        raise UserError(
+            f"--history: {setup.model} has layout isolated, which never draws from the history; leave it out"
+        )
     painter.sampling = replace(painter.sampling, **setup.sampling)
     policy: Policy = painter
     if setup.policy == "openai":

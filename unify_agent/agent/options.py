@@ -115,7 +115,7 @@ def parser(about: str) -> argparse.ArgumentParser:
     drawn.add_argument("--renorm-min", type=float, help="least factor of that")
     drawn.add_argument("--shift", type=float, help="of the times towards noise")
     drawn.add_argument("--history", action="store_true",
-                       help="draw from the whole history as training saw it (layout released: else a fresh context)")
+                       help="draw from the whole history, as layout released is trained to (else from a fresh context)")
 
     written = made.add_argument_group("writing (default: the most likely token)")
     written.add_argument("--temperature", type=float, help="of sampling; 0 takes the most likely token")
