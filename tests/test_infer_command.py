@@ -266,11 +266,15 @@ def test_a_search_that_is_down_is_exit_code_4_and_the_rest_is_not_begun(place, t
 
         search_image = text_search
 
-    monkeypatch.setattr("unify_agent.agent.crew.open_search", lambda setup: Down())
     prompts = tmp_path / "asked.txt"
     prompts.write_text("".join(f"Draw thing {number}.\n" for number in range(12)))
-    assert infer.main(arguments(place, tmp_path, "--prompts", str(prompts), "--batch", "4")) == 4
+    command = arguments(place, tmp_path, "--prompts", str(prompts), "--batch", "4")
+    with monkeypatch.context() as patch:
+        patch.setattr("unify_agent.agent.crew.open_search", lambda setup: Down())
+        assert infer.main(command) == 4
     assert Counter(line["reason"] for line in summary(tmp_path)) == {"search_failed": 8, "not_run": 4}
+    assert infer.main(command) == 0
+    assert Counter(line["reason"] for line in summary(tmp_path)) == {"grounded": 12}
 
 
 def refused(tmp_path, monkeypatch, capsys, *command):

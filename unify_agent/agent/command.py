@@ -132,7 +132,7 @@ def _waiting(
         kept.append(request)
         if record is not None:
             summary.recall(request.key, record, request.given_id)
-        elif not failed_only or summary.status(request.key) == "failed":
+        elif not failed_only or summary.failed(request.key):
             waiting.append(request)
     asked.requests = kept
     return waiting
