@@ -113,13 +113,14 @@ def to_trajectory(episode: Episode, policy: str) -> Trajectory:
         recaption=episode.recaption,
         generated_image=None if episode.picture is None else f"images/{episode.id}_0.png",
         references=[
-            Reference(
-                file=f"intermediate/{episode.id}/image_{k}.png",
-                title=each.hit.title,
-                source=each.hit.source,
-                licence=each.hit.licence,
+            Reference.model_validate({
+                "file": f"intermediate/{episode.id}/image_{k}.png",
+                "title": each.hit.title,
+                "source": each.hit.source,
+                "licence": each.hit.licence,
+                "id": each.hit.id,
                 **_more(each.hit),
-            )
+            })
             for k, each in enumerate(episode.references, 1)
         ],
         policy=policy,
