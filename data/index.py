@@ -21,6 +21,7 @@ from data.documents import READERS, Fault, csv_lines, json_lines
 from data.indexing import Input, update
 from unify_agent.errors import UserError
 from unify_agent.files import digest
+from unify_agent.search.base import well_formed
 
 SOME_SKIPPED = 3
 SHOWN = 50  # faults that are printed
@@ -69,7 +70,7 @@ def _documents(paths: Iterable[Path], lang: str) -> Iterator[Input]:
                 raise UserError(f"--docs {path}: a {path.suffix or 'nameless'} file; known: {', '.join(READERS)}")
             found = [(path, path.name)]
         elif path.is_dir():
-            found = [(each, each.relative_to(path).as_posix()) for each in _walk(path)]
+            found = [(each, _name(each, path)) for each in _walk(path)]
             other = Counter(each.suffix.lower() or "none" for each, _ in found if each.suffix.lower() not in READERS)
             if other:
                 shown = ", ".join(f"{count} {suffix}" for suffix, count in other.most_common(5))
@@ -92,9 +93,9 @@ def _pictures(folder: Path, captions: Path | None, out: Path, faults: list[Fault
         raise UserError(f"--out {out}: lies inside {folder}; choose a folder outside of it")
     if captions is None:
         captions = next((each for n in ("jsonl", "csv") if (each := folder / f"captions.{n}").is_file()), None)
-    files = {each.relative_to(folder).as_posix(): each for each in _walk(folder)}
+    files = {_name(each, folder): each for each in _walk(folder)}
     if captions is not None and captions.resolve().is_relative_to(folder.resolve()):
-        files.pop(captions.resolve().relative_to(folder.resolve()).as_posix(), None)
+        files.pop(_name(captions.resolve(), folder.resolve()), None)
     said = dict(_captions(captions, files, faults)) if captions is not None else {}
     found = []
     for name, path in files.items():
@@ -151,6 +152,10 @@ def _walk(folder: Path) -> list[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(place) / name for name in sorted(names) if not name.startswith(".")]
     return found
+
+
+def _name(path: Path, folder: Path) -> str:
+    return well_formed(path.relative_to(folder).as_posix())
 
 
 def _state(path: Path) -> str:

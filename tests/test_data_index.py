@@ -249,6 +249,21 @@ def test_wrong_arguments_are_one_clear_line(capsys, mine):
         run(capsys, "--docs", mine / "docs", "--out", mine / "other")
 
 
+def test_odd_characters_in_names_and_texts_stop_nothing(capsys, mine):
+    with open(os.fsencode(mine / "docs") + b"/k\xe4uz.txt", "w") as file:
+        file.write("A tawny owl.")
+    (mine / "docs" / "half.jsonl").write_text(
+        '{"title": "half \\ud83d", "text": "of a pair \\ud83d", "source": "\\ud83d"}\n'
+    )
+    with (mine / "pictures" / "captions.jsonl").open("a") as file:
+        file.write('{"file": "no_suffix", "title": "half \\ud83d", "licence": "\\ud83d"}\n')
+    assert build(capsys, mine)[0] == 0
+    index = Index.open(mine / "index")
+    assert index.text_search("tawny")[0].source == "k?uz.txt" and index.text_search("pair")[0].title == "half ?"
+    assert index.search_image("half")[0].licence == "?"
+    assert "0 files read" in build(capsys, mine)[1]
+
+
 def test_captions_may_be_a_table(capsys, mine):
     (mine / "pictures" / "captions.jsonl").unlink()
     (mine / "names.csv").write_text(

@@ -80,6 +80,30 @@ def test_an_error_is_repeated_until_the_question_has_an_answer(inner, tmp_path):
     assert Replay(tmp_path / "rec").text_search("down") == found
 
 
+def test_an_answer_replaces_the_error_of_somebody_who_asked_at_the_same_time(inner, tmp_path):
+    recording, other = Recording(tmp_path / "rec", inner, "changing"), Recording(tmp_path / "rec", inner, "changing")
+    plain = inner.text_search
+
+    def overtaken(q, hl=None, top_k=5):
+        inner.text_search = plain
+        with pytest.raises(SearchError):
+            other.text_search(q)  # its error is recorded while this answer is under way
+        inner.broken = False
+        return plain(q, hl, top_k)
+
+    inner.text_search = overtaken
+    found = recording.text_search("down")
+    assert found and Replay(tmp_path / "rec").text_search("down") == found
+    inner.broken = True
+    assert other.text_search("down") == found  # and no later error replaces it
+
+
+def test_several_processes_may_begin_one_recording(inner, tmp_path):
+    (tmp_path / "rec").mkdir()
+    (tmp_path / "rec" / ".record.json.abc.tmp").write_text("")  # another one is just writing it
+    assert Recording(tmp_path / "rec", inner, "changing").text_search("owl")
+
+
 def test_odd_characters_in_questions_do_not_stop_a_recording(inner, tmp_path):
     recording = Recording(tmp_path / "rec", inner, "changing")
     for q in ("owl \ud83d", "../../etc/passwd", "x" * 300, '"', "猫\x00", ""):

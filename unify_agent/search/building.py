@@ -22,6 +22,7 @@ from PIL import Image
 
 from unify_agent.errors import UserError
 from unify_agent.files import whole_folder
+from unify_agent.search.base import well_formed
 from unify_agent.search.index import DATABASE, FORMAT, PICTURES, normalise
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
@@ -56,7 +57,7 @@ class Writer:
     def add_document(self, title: str, text: str, lang: str, source: str) -> int:
         """Adds a document; returns its number. `lang` "" is found whatever language is asked for."""
         plain = normalise(title), normalise(text)
-        values = (lang, title, text, source, *plain)
+        values = (*map(well_formed, (lang, title, text, source)), *plain)
         row = self._database.execute("INSERT INTO docs VALUES (NULL, ?, ?, ?, ?, ?, ?)", values).lastrowid
         self._database.execute("INSERT INTO docs_fts(rowid, title, text) VALUES (?, ?, ?)", (row, *plain))
         assert row is not None
@@ -85,12 +86,12 @@ class Writer:
         Raises sqlite3.IntegrityError for an id that is taken.
         """
         shown = json.dumps(labels or {}, ensure_ascii=False, sort_keys=True)
-        values = (image, file, *size, source, licence, shown)
+        values = (image, file, *size, *map(well_formed, (source, licence, shown)))
         self._database.execute("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         for lang, title in titles.items():
             plain = normalise(title)
             row = self._database.execute(
-                "INSERT INTO titles VALUES (NULL, ?, ?, ?, ?)", (image, lang, title, plain)
+                "INSERT INTO titles VALUES (NULL, ?, ?, ?, ?)", (image, well_formed(lang), well_formed(title), plain)
             ).lastrowid
             self._database.execute("INSERT INTO titles_fts(rowid, title) VALUES (?, ?)", (row, plain))
 

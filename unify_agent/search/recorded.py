@@ -70,6 +70,12 @@ def _question(**arguments: str | int | None) -> dict[str, Any]:
     return {name: well_formed(value) if isinstance(value, str) else value for name, value in arguments.items()}
 
 
+def _answer(entry: _Entry) -> _Entry:
+    if entry.error is not None:
+        raise SearchError(entry.error.kind, entry.error.message)
+    return entry
+
+
 class _Folder:
     """The files of a recording."""
 
@@ -125,14 +131,16 @@ class _Folder:
             licence=hit.licence, url=hit.url, author=hit.author,
         )  # fmt: skip
 
-    def write(self, path: Path, entry: _Entry, over: bool) -> _Entry:
-        """Stores an entry, over an error if need be; returns the one that stands."""
-        content = (entry.model_dump_json(indent=2) + "\n").encode("utf-8", "replace")
-        if over:
+    def write(self, path: Path, entry: _Entry) -> _Entry:
+        """Stores an entry where there is none, or an answer over an error; returns the one that stands."""
+        content = (entry.model_dump_json(indent=2) + "\n").encode()
+        if _write_once(path, content):
+            return entry
+        standing = self.read(path)
+        if standing is None or (standing.error is not None and entry.error is None):
             write_bytes(path, content)
-        elif not _write_once(path, content):
-            return self.read(path) or entry
-        return entry
+            return entry
+        return standing
 
 
 def _write_once(path: Path, content: bytes) -> bool:
@@ -170,7 +178,7 @@ class Recording:
                     f"{folder}: holds what {made.get('search') if isinstance(made, dict) else 'something else'} "
                     f"answered, not {spec}; choose another folder to record into"
                 )
-        elif self._store.folder.is_dir() and any(self._store.folder.iterdir()):
+        elif self._store.folder.is_dir() and any(not n.name.startswith(".") for n in self._store.folder.iterdir()):
             raise UserError(f"{folder}: exists and holds no record of searches; choose another folder")
         else:
             write_json(manifest, {"format": FORMAT, "search": spec})
@@ -203,12 +211,8 @@ class Recording:
         try:
             entry = _Entry(tool=tool, arguments=asked, **ask())
         except SearchError as error:
-            failed = _Entry(tool=tool, arguments=asked, error=_Error(kind=error.kind, message=str(error)))
-            entry = self._store.write(path, failed, over=known is not None)
-            if entry.error is not None:
-                raise
-            return entry
-        return self._store.write(path, entry, over=known is not None)
+            entry = _Entry(tool=tool, arguments=asked, error=_Error(kind=error.kind, message=str(error)))
+        return _answer(self._store.write(path, entry))
 
 
 class Replay:
@@ -238,6 +242,4 @@ class Replay:
                 "not_recorded",
                 f"{self._shown} holds no answer to {tool}({shown}); ask it once with record:{self._shown}:...",
             )
-        if entry.error is not None:
-            raise SearchError(entry.error.kind, entry.error.message)
-        return entry
+        return _answer(entry)

@@ -59,9 +59,10 @@ class Pace:
 
 
 class Service:
-    """Asks one service, from any number of threads. `secrets` never appear in what it returns or raises.
+    """Asks one service, from any number of threads. Its key never appears in what it returns or raises.
 
-    per_second: requests over all threads. tries: of one request, the first included. sleep and now: for tests.
+    per_second: requests over all threads. tries: of one request, the first included. key_name: the variable that holds
+    the key, for messages. sleep and now: for tests.
     """
 
     def __init__(
