@@ -124,6 +124,7 @@ def test_the_page_of_an_item_tells_its_story_and_escapes_what_came_from_outside(
     parts = ("../images/one_0.png", "../intermediate/one/image_2.png", "../intermediate/one/tmp/candidate_3.png",
              "text search: Velmora", "mended: trailing comma", "blurred", "The kiwi fruit from image_1")  # fmt: skip
     assert [part for part in parts if part not in html] == []
+    assert html.count("chosen · ") == 2
     pictures = {(tmp_path / "out/prompts/pages" / src) for src in re.findall(r'src="([^"]+)"', html)}
     assert len(pictures) == 6 and all(each.is_file() for each in pictures)
 

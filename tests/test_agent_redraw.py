@@ -104,6 +104,17 @@ def test_discarded_replies_are_in_the_record(made, search, monkeypatch, tmp_path
     assert "drawn again" in (tmp_path / "out/prompts/pages/one.html").read_text(encoding="utf-8")
 
 
+def test_discarded_replies_are_in_the_record_of_an_item_that_fails_then(search):
+    class Failing:
+        name = "failing"
+
+        def reply(self, episodes):
+            return [RuntimeError("gone") if e.discarded else Reply(RAMBLING, truncated=True) for e in episodes]
+
+    episode = run(Failing(), search, 2)
+    assert episode.stop == "policy_error" and [each.text for each in episode.turns[0].discarded] == [RAMBLING]
+
+
 @pytest.mark.parametrize(
     ("text", "truncated", "final", "expected"),
     [

@@ -14,11 +14,12 @@ from test_search_index import small_index
 import infer
 from data.check import check
 from unify_agent import errors
-from unify_agent.agent import record
+from unify_agent.agent import options, record
 from unify_agent.agent.record import png_metadata
 from unify_agent.datasets.folder import TrajectorySource
 from unify_agent.datasets.trajectory import parse_trajectories
 from unify_agent.errors import UserError
+from unify_agent.generation import sampler
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.packing import Limits
@@ -212,6 +213,10 @@ def test_a_guidance_preset_is_a_bundle_that_single_options_change(place, tmp_pat
     assert (found["policy"], found["judge"], found["search"]) == ("unified", "pixels", "index:index")
 
 
+def test_the_command_knows_every_name_that_the_sampler_knows():
+    assert options.GUIDANCE == tuple(sampler.GUIDANCE) and options.RENORMS == sampler.RENORMS
+
+
 def test_without_search_the_model_is_told_so(place, tmp_path, spoken_at_once):
     command = ["--model", str(place / "model"), "--out", str(tmp_path / "out"), "--steps", "2", "--no-search"]
     assert infer.main([*command, "--prompt", "Draw Velmora."]) == 0
@@ -266,11 +271,15 @@ def test_a_search_that_is_down_is_exit_code_4_and_the_rest_is_not_begun(place, t
 
         search_image = text_search
 
-    monkeypatch.setattr("unify_agent.agent.crew.open_search", lambda setup: Down())
     prompts = tmp_path / "asked.txt"
     prompts.write_text("".join(f"Draw thing {number}.\n" for number in range(12)))
-    assert infer.main(arguments(place, tmp_path, "--prompts", str(prompts), "--batch", "4")) == 4
+    command = arguments(place, tmp_path, "--prompts", str(prompts), "--batch", "4")
+    with monkeypatch.context() as patch:
+        patch.setattr("unify_agent.agent.crew.open_search", lambda setup: Down())
+        assert infer.main(command) == 4
     assert Counter(line["reason"] for line in summary(tmp_path)) == {"search_failed": 8, "not_run": 4}
+    assert infer.main(command) == 0
+    assert Counter(line["reason"] for line in summary(tmp_path)) == {"grounded": 12}
 
 
 def refused(tmp_path, monkeypatch, capsys, *command):

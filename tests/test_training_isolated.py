@@ -63,5 +63,5 @@ def test_its_export_draws_from_the_fresh_context_of_the_layout(run, tmp_path, mo
     assert infer.main([*asked, "--out", str(tmp_path / "out")]) == 0
     found = png_metadata(next((tmp_path / "out").rglob("*_0.png")))
     assert (found["layout"], found["drawn_from"], found["height"]) == ("isolated", "fresh", 64)
-    with pytest.raises(UserError, match="layout isolated, which draws from no history"):
+    with pytest.raises(UserError, match="layout isolated, which never draws from the history"):
         infer.main([*asked, "--history", "--out", str(tmp_path / "again")])

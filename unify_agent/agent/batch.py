@@ -76,30 +76,38 @@ class Runner:
         """The outcomes of a batch, in order."""
         began = time.monotonic()
         episodes = [self.crew.setup.episode(request) for request in requests]
-        try:
-            self.loop.think(episodes)
-        except Exception as fault:
-            if len(requests) > 1:
-                middle = len(requests) // 2
-                yield from self.run(requests[:middle])
-                yield from self.run(requests[middle:])
-                return
-            episodes[0].stop, episodes[0].error, episodes[0].down = "policy_error", told(fault), is_down(fault)
+        fault = self._failure(self.loop.think, episodes)
+        if fault is not None and len(requests) > 1:
+            middle = len(requests) // 2
+            del episodes
+            yield from self.run(requests[:middle])
+            yield from self.run(requests[middle:])
+            return
+        if fault is not None:
+            episodes[0].stop, (episodes[0].error, episodes[0].down) = "policy_error", fault
         self._draw(episodes)
         seconds = (time.monotonic() - began) / max(1, len(requests))
         for request, episode in zip(requests, episodes, strict=True):
             yield self._written(request, episode, seconds)
 
     def _draw(self, episodes: Sequence[Episode]) -> None:
+        fault = self._failure(self.loop.draw, episodes)
+        if fault is not None and len(episodes) > 1:
+            middle = len(episodes) // 2
+            self._draw(episodes[:middle])
+            self._draw(episodes[middle:])
+        elif fault is not None:
+            episodes[0].stop, episodes[0].error = "draw_error", fault[0]
+
+    @staticmethod
+    def _failure(stage: Callable[[Sequence[Episode]], None], episodes: Sequence[Episode]) -> tuple[str, bool] | None:
+        """What went wrong in a stage, and whether it is a service's. The error itself, which holds on to the memory of
+        all that was under way, is gone when this returns."""
         try:
-            self.loop.draw(episodes)
+            stage(episodes)
         except Exception as fault:
-            if len(episodes) > 1:
-                middle = len(episodes) // 2
-                self._draw(episodes[:middle])
-                self._draw(episodes[middle:])
-            else:
-                episodes[0].stop, episodes[0].error = "draw_error", told(fault)
+            return told(fault), is_down(fault)
+        return None
 
     def _written(self, request: Request, episode: Episode, seconds: float) -> Outcome:
         episode.settings |= self.crew.described(request)

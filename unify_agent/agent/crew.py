@@ -194,7 +194,9 @@ def assemble(setup: Setup) -> Crew:
         dtype=setup.dtype, spread=setup.spread, quant=setup.quant, **setup.sampler,
     )  # fmt: skip
     if setup.history and painter.preset == "isolated":
-        raise UserError(f"--history: {setup.model} has layout isolated, which draws from no history; leave it out")
+        raise UserError(
+            f"--history: {setup.model} has layout isolated, which never draws from the history; leave it out"
+        )
     painter.sampling = replace(painter.sampling, **setup.sampling)
     policy: Policy = painter
     if setup.policy == "openai":

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ class Loop:
     ):
         self.policy, self.prompts, self.threads = policy, prompts, threads
         self.tools = Tools(search, judge, prompts, threads)
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._tell = on_event or (lambda episode, what: None)
 
     def run(self, episodes: Sequence[Episode]) -> None:
@@ -122,11 +122,14 @@ class Loop:
             while opened := [episode for episode in episodes if not episode.done]:
                 calls: list[tuple[Episode, Exchange, Parsed]] = []
                 for episode, reply in zip(opened, self._replies(opened), strict=True):
+                    turn = Exchange(episode.input, discarded=tuple(episode.discarded))
+                    episode.discarded = []
                     if isinstance(reply, Exception):
                         episode.stop, episode.error, episode.down = "policy_error", told(reply), is_down(reply)
+                        episode.turns += [turn] if turn.discarded else []
                         continue
-                    turn = Exchange(episode.input, reply.text, reply.ids, reply.tokenizer, reply.truncated)
-                    turn.discarded, episode.discarded = tuple(episode.discarded), []
+                    turn.reply, turn.ids, turn.tokenizer = reply.text, reply.ids, reply.tokenizer
+                    turn.truncated = reply.truncated
                     episode.turns.append(turn)
                     self._tell(episode, "reply")
                     parsed = self._read(episode, turn)
@@ -158,12 +161,12 @@ class Loop:
             and len(episode.discarded) < episode.options.redraw
             and came_to_nothing(reply, episode.final)
         ]:
-            for number, reply in again:
-                opened[number].discarded.append(Discarded(reply.text, reply.ids))
+            for number, cut in again:
+                opened[number].discarded.append(Discarded(cut.text, cut.ids))
                 self._tell(opened[number], "discarded")
             drawn = self.policy.reply([opened[number] for number, _ in again])
-            for (number, _), reply in zip(again, drawn, strict=True):
-                replies[number] = reply
+            for (number, _), another in zip(again, drawn, strict=True):
+                replies[number] = another
         self.seconds["reply"] += time.perf_counter() - began
         return replies
 

@@ -113,13 +113,14 @@ def to_trajectory(episode: Episode, policy: str) -> Trajectory:
         recaption=episode.recaption,
         generated_image=None if episode.picture is None else f"images/{episode.id}_0.png",
         references=[
-            Reference(
-                file=f"intermediate/{episode.id}/image_{k}.png",
-                title=each.hit.title,
-                source=each.hit.source,
-                licence=each.hit.licence,
+            Reference.model_validate({
+                "file": f"intermediate/{episode.id}/image_{k}.png",
+                "title": each.hit.title,
+                "source": each.hit.source,
+                "licence": each.hit.licence,
+                "id": each.hit.id,
                 **_more(each.hit),
-            )
+            })
             for k, each in enumerate(episode.references, 1)
         ],
         policy=policy,
@@ -185,7 +186,8 @@ class Recorder:
     ) -> dict[str, Any] | None:
         """The record of an item of this id, request and `settings` whose picture is there; None when there is none.
 
-        Raises UserError when the id was used for another request: nothing is overwritten in silence.
+        A picture that was drawn without evidence, because a search did not answer, does not count. Raises UserError
+        when the id was used for another request: nothing is overwritten in silence.
         """
         path = self.path(category, item_id)
         if not path.is_file():
@@ -194,7 +196,7 @@ class Recorder:
         if record.get("image_prompt") != request:
             raise UserError(f"{path}: holds another request under this id; choose another --out or id")
         made = record.get("options", {})
-        if any(made.get(key) != value for key, value in settings.items()):
+        if record.get("stop") == "search_failed" or any(made.get(key) != value for key, value in settings.items()):
             return None
         picture = record.get("generated_image")
         return record if picture and (path.parents[1] / picture).is_file() else None

@@ -110,13 +110,14 @@ def _turn(record: Trajectory, turn: Turn) -> str:
     calls = extra.get("tool_calls") or [
         {"name": call.name, "arguments": call.arguments} for call in parse_calls(turn.response_text).calls
     ]
-    chosen = {reference.source for reference in record.references}
+    chosen = {(reference.model_extra or {}).get("id") for reference in record.references}
     items = [
         candidate(
             f"../intermediate/{record.ip_index}/tmp/{each['path']}", each.get("title", ""), each["reason"],
-            each["score"], chosen=each.get("source") in chosen, usable=each["reason"] == "good",
+            each["score"], chosen=good and each.get("id") in chosen, usable=good,
         )
         for each in extra.get("image_judge_results", [])
+        for good in [each["reason"] == "good"]
     ]  # fmt: skip
     notes = [f"read: {each['title']} ({each['source']})" for each in extra.get("text_results", [])]
     notes += [f"mended: {each}" for each in extra.get("mended", [])]
@@ -127,7 +128,7 @@ def _turn(record: Trajectory, turn: Turn) -> str:
 
 def _figure(source: str, title: str, caption: str) -> str:
     return (
-        f'<figure><img src="{escape(source)}" alt="{escape(title)}">'
+        f'<figure style="min-width: 0; overflow-wrap: anywhere"><img src="{escape(source)}" alt="{escape(title)}">'
         f"<figcaption><b>{escape(title)}</b>{caption}</figcaption></figure>"
     )
 

@@ -48,6 +48,11 @@ class Summary:
         """`ok`, `partial` or `failed`; None for an item that has not ended."""
         return self._lines[key]["status"] if key in self._lines else None
 
+    def failed(self, key: str) -> bool:
+        """Whether an item failed, or had to do without evidence because a search did not answer."""
+        line = self._lines.get(key, {})
+        return line.get("status") == "failed" or line.get("reason") == "search_failed"
+
     def recall(self, key: str, record: dict[str, Any], given_id: str) -> None:
         """Adds an item that was finished before, from its trajectory, when it is not there."""
         if self.status(key) in ("ok", "partial"):
