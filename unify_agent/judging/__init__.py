@@ -1,0 +1,24 @@
+"""One client for any OpenAI-compatible endpoint: structured verdicts, retries, a log that is also the cache."""
+
+from unify_agent.judging.answers import Answer, ChatError, FunctionCall
+from unify_agent.judging.calllog import CallLog
+from unify_agent.judging.client import ChatClient, Request
+from unify_agent.judging.endpoint import Endpoint
+from unify_agent.judging.messages import Message, Picture, PicturePolicy, assistant, system, tool_result, user
+
+__all__ = [
+    "Answer",
+    "CallLog",
+    "ChatClient",
+    "ChatError",
+    "Endpoint",
+    "FunctionCall",
+    "Message",
+    "Picture",
+    "PicturePolicy",
+    "Request",
+    "assistant",
+    "system",
+    "tool_result",
+    "user",
+]

@@ -1,0 +1,275 @@
+"""The client: asks, retries, checks, logs.
+
+One call goes: look it up in the log; else up to `attempts` times: wait for the pace, post, check status, finish reason
+and schema, append what happened to the log. A reply that does not fit is asked for once more with what was wrong with
+it; one that was cut off, with twice the room. A server that knows no JSON schema is asked without one from then on,
+and the object is found in its text. There is one layer of retries: the transport makes none of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from unify_agent.files import digest
+from unify_agent.judging import structured
+from unify_agent.judging.answers import PASSING, Answer, ChatError, FunctionCall, NotRecorded, split_thinking
+from unify_agent.judging.calllog import CallLog
+from unify_agent.judging.endpoint import Endpoint
+from unify_agent.judging.messages import Message, user
+from unify_agent.judging.pace import Pace
+from unify_agent.judging.pool import run_bounded
+from unify_agent.judging.transport import Transport
+
+MOST_ROOM = 32_768
+"""Tokens: the room of a reply that was cut off is doubled up to here."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. `tools` are function schemas in OpenAI's form. `salt` tells repeats of one question apart."""
+
+    messages: Sequence[Message]
+    schema: type[BaseModel] | None = None
+    tools: Sequence[dict[str, Any]] | None = None
+    max_tokens: int = 1024
+    temperature: float = 0.0
+    seed: int | None = None
+    salt: str = ""
+
+    def record(self, endpoint: Endpoint) -> dict[str, Any]:
+        """The request as it is logged; an answer is cached under the digest of just this."""
+        made: dict[str, Any] = {
+            "model": endpoint.model,
+            "messages": [message.record() for message in self.messages],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+        }
+        if self.schema is not None:
+            made["schema"] = {"name": self.schema.__name__, "schema": structured.json_schema(self.schema)}
+        for name, value in (("tools", self.tools), ("extra", endpoint.extra), ("salt", self.salt)):
+            if value:
+                made[name] = value
+        return made
+
+    def body(self, endpoint: Endpoint, room: int, complaint: str = "") -> dict[str, Any]:
+        """The request as it is posted, with `room` tokens, and what was wrong with the reply before."""
+        messages = list(self.messages)
+        if complaint:
+            messages.append(user(f"An earlier reply could not be used ({complaint}). Reply anew, exactly in the form "
+                                 "that was asked for."))  # fmt: skip
+        made: dict[str, Any] = {
+            "model": endpoint.model,
+            "messages": [message.wire() for message in messages],
+            "max_tokens": room,
+            "temperature": self.temperature,
+        }
+        if self.seed is not None:
+            made["seed"] = self.seed
+        if self.tools:
+            made["tools"] = list(self.tools)
+        if self.schema is not None:
+            form = {"name": self.schema.__name__, "schema": structured.json_schema(self.schema), "strict": True}
+            made["response_format"] = {"type": "json_schema", "json_schema": form}
+        return made | dict(endpoint.extra)
+
+
+@dataclass
+class Usage:
+    """What was spent, failed attempts included: attempts over the wire, answers from the log, tokens."""
+
+    attempts: int = 0
+    cached: int = 0
+    failures: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass
+class ChatClient:
+    """Asks one endpoint from any number of threads, `concurrency` at a time.
+
+    `attempts` bounds the tries of one call, `rate` the attempts a second over all threads, `backoff` is the first
+    wait in seconds. Without a log answers are neither kept nor found again.
+    """
+
+    endpoint: Endpoint
+    concurrency: int = 8
+    attempts: int = 5
+    log: CallLog | None = None
+    rate: float | None = None
+    backoff: float = 1.0
+    usage: Usage = field(default_factory=Usage, init=False)
+
+    def __post_init__(self) -> None:
+        self._pace = Pace(self.rate, self.backoff)
+        self._transport = Transport(self.endpoint, self.concurrency, self._pace)
+        self._slots = threading.Semaphore(self.concurrency)
+        self._lock = threading.Lock()
+        self._asking: dict[str, threading.Lock] = {}
+
+    def ask(
+        self,
+        messages: Sequence[Message],
+        *,
+        schema: type[BaseModel] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        salt: str = "",
+    ) -> Answer:
+        """An answer, from the log where it was answered before. Raises ChatError, or NotRecorded in a replay."""
+        return self.answer(Request(messages, schema, tools, max_tokens, temperature, seed, salt))
+
+    def answer(self, request: Request) -> Answer:
+        """As `ask`. Where there is a log, the same question from two threads is asked once."""
+        if self.log is None:
+            with self._slots:
+                return self._try(request, {}, "")
+        record = request.record(self.endpoint)
+        key = digest(json.dumps(record, sort_keys=True, ensure_ascii=True))
+        with self._lock:
+            lock = self._asking.setdefault(key, threading.Lock())
+        with lock:
+            if (known := self._known(self.log, key, request)) is not None:
+                return known
+            with self._slots:
+                return self._try(request, record, key)
+
+    def ask_many(
+        self, requests: Iterable[Request], on_answer: Callable[[int, Answer | ChatError], None] | None = None
+    ) -> list[Answer | ChatError]:
+        """Answers in the order of the requests, which are drawn from their iterable only as they are due.
+
+        A call that failed stands in the list as its ChatError. `on_answer` is told each as it comes, from the calling
+        thread. Raises ChatError at once when the key is not accepted.
+        """
+        results: dict[int, Answer | ChatError] = {}
+
+        def settled(request: Request) -> Answer | ChatError:
+            try:
+                return self.answer(request)
+            except ChatError as error:
+                return error
+
+        for number, result in run_bounded(settled, requests, self.concurrency, self.stop):
+            if isinstance(result, ChatError) and result.kind == "auth":
+                raise result
+            results[number] = result
+            if on_answer is not None:
+                on_answer(number, result)
+        return [results[number] for number in sorted(results)]
+
+    def probe(self) -> str:
+        """The name under which the model is served. Raises ChatError: unreachable, auth, or refused for no such model.
+
+        The list of models is asked first; a server without one, or whose list does not hold the name, is asked for a
+        few tokens.
+        """
+        listed = self._transport.models()
+        if self.endpoint.model in listed:
+            return self.endpoint.model
+        try:
+            reply = self._transport.complete(Request((user("Say yes."),)).body(self.endpoint, room=16))
+        except ChatError as error:
+            if listed and error.kind == "refused":
+                raise ChatError("refused", f"{error.detail}; the server lists {', '.join(listed[:8])}") from None
+            raise
+        return str(reply["model"]) or self.endpoint.model
+
+    def stop(self) -> None:
+        """No further attempt is made: calls under way end with what they have, as unreachable."""
+        self._pace.stop()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._transport.close()
+
+    def __enter__(self) -> ChatClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _known(self, log: CallLog, key: str, request: Request) -> Answer | None:
+        """What the log holds. In a replay its failures count too, and what it does not hold is NotRecorded."""
+        if (known := log.find(key)) is not None:
+            try:
+                answer = _read(known, request, cached=True)
+            except ChatError:  # the schema's own rules have become stricter since
+                if log.replay:
+                    raise
+                return None
+            with self._lock:
+                self.usage.cached += 1
+            return answer
+        if log.replay:
+            failure = log.failure(key)
+            raise NotRecorded(key) if failure is None else ChatError(failure["kind"], failure["detail"])
+        return None
+
+    def _try(self, request: Request, record: dict[str, Any], key: str) -> Answer:
+        room, complaint = request.max_tokens, ""
+        for attempt in range(1, self.attempts + 1):
+            self._pace.wait()
+            reply: dict[str, Any] | None = None
+            try:
+                reply = self._transport.complete(request.body(self.endpoint, room, complaint))
+                answer = _read(reply, request, cached=False)
+            except ChatError as error:
+                outcome = {"error": {"kind": error.kind, "detail": error.detail}, "reply": reply, "room": room}
+                self._keep(key, {"attempt": attempt} | outcome, record, reply, failed=True)
+                if error.kind not in PASSING or attempt == self.attempts:
+                    raise
+                complaint = ""
+                if error.kind in ("malformed", "empty"):
+                    complaint = error.detail
+                elif error.kind == "truncated":
+                    room = max(room, min(2 * room, MOST_ROOM))
+                else:
+                    self._pace.back_off(attempt)
+            else:
+                self._keep(key, {"attempt": attempt, "answer": reply, "room": room}, record, reply, failed=False)
+                return answer
+        raise AssertionError("the last attempt returns or raises")
+
+    def _keep(
+        self, key: str, outcome: dict[str, Any], record: dict[str, Any], reply: dict[str, Any] | None, failed: bool
+    ) -> None:
+        with self._lock:
+            self.usage.attempts += 1
+            self.usage.failures += failed
+            if reply is not None:
+                self.usage.prompt_tokens += reply["prompt_tokens"] or 0
+                self.usage.completion_tokens += reply["completion_tokens"] or 0
+        if self.log is not None:
+            self.log.append({"key": key} | outcome | {"request": record})
+
+
+def _read(reply: dict[str, Any], request: Request, cached: bool) -> Answer:
+    """The typed answer of what was kept of a reply. Raises ChatError for what cannot be used."""
+    if reply["refusal"] or reply["finish_reason"] == "content_filter":
+        raise ChatError("refused", f"the model refused: {reply['refusal'] or 'content filter'}")
+    if reply["finish_reason"] == "length":
+        raise ChatError("truncated", f"the reply was cut off after {reply['completion_tokens'] or 'too many'} tokens")
+    text, thinking = split_thinking(reply["content"], reply["reasoning"])
+    calls = tuple(FunctionCall(**call) for call in reply["tool_calls"])
+    if not text and not calls:
+        raise ChatError("empty", "the reply holds no text")
+    parsed = None
+    if request.schema is not None:
+        try:
+            parsed = structured.parse(text, request.schema)
+        except ValueError as error:
+            raise ChatError("malformed", str(error)) from None
+    return Answer(
+        text, thinking, calls, reply["finish_reason"], reply["model"], reply["prompt_tokens"],
+        reply["completion_tokens"], cached, parsed, reply["content"],
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""Verdicts as typed objects: the JSON schema that is asked for, and the object found in whatever came back.
+
+A schema is a pydantic model. Numbers written as strings and whole floats are taken as numbers; a boolean is no
+number; a missing key or a value out of range makes the reply malformed, it is never filled in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+
+class Verdict(BaseModel):
+    """Base of all schemas: unknown keys are dropped, `true` is not taken for 1."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_booleans_for_numbers(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            for name, info in cls.model_fields.items():
+                if info.annotation in (int, float) and isinstance(value.get(name), bool):
+                    raise ValueError(f"{name}: a number is expected, not {json.dumps(value[name])}")
+        return value
+
+
+def json_schema(schema: type[BaseModel]) -> dict[str, Any]:
+    """The schema as servers want it in strict mode: closed objects with every key required."""
+
+    def closed(node: Any) -> Any:
+        if isinstance(node, dict):
+            made = {key: closed(value) for key, value in node.items() if key not in ("title", "default")}
+            if node.get("type") == "object" and "properties" in node:
+                made["properties"] = {key: closed(value) for key, value in node["properties"].items()}
+                made |= {"additionalProperties": False, "required": list(node["properties"])}
+            return made
+        return [closed(each) for each in node] if isinstance(node, list) else node
+
+    return closed(schema.model_json_schema())
+
+
+def objects_in(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects in a text, the last first: bare, fenced, or between words; not those within another."""
+    decoder, found, at = json.JSONDecoder(), [], text.find("{")
+    while at >= 0:
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        else:
+            found.append(value)
+        at = text.find("{", end)
+    return reversed(found)
+
+
+def parse(text: str, schema: type[BaseModel]) -> BaseModel:
+    """The last object in `text` that fits the schema. Raises ValueError that says in one line why none does."""
+    reason = "no JSON object in the reply"
+    for value in objects_in(text):
+        try:
+            return schema.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            reason = f"{where}: {first['msg']}" if where else first["msg"]
+    raise ValueError(reason)

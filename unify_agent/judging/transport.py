@@ -1,0 +1,161 @@
+"""One exchange with a server: what goes over the wire, and every way to fail as a ChatError."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+
+from unify_agent.judging.answers import ChatError, Kind
+from unify_agent.judging.endpoint import Endpoint
+from unify_agent.judging.pace import Pace, retry_after
+
+SCHEMA_WORDS = ("response_format", "json_schema", "guided", "structured output")
+"""A refusal that names one of these is about the schema; the call is made without it, and so are all later ones."""
+ROOM_WORD = "max_completion_tokens"
+"""A refusal that names this wants `max_tokens` under that name."""
+
+
+class Transport:
+    """Posts and reads JSON. `pace` is told of pauses that the server asks for."""
+
+    def __init__(self, endpoint: Endpoint, connections: int, pace: Pace) -> None:
+        self.endpoint, self._connections, self._pace = endpoint, connections, pace
+        self._lock = threading.Lock()
+        self._client: httpx.Client | None = None
+        self._schemas, self._room = True, "max_tokens"
+
+    def models(self) -> list[str]:
+        """Names that the server lists; none when it keeps no list. Raises ChatError."""
+        try:
+            return [str(each["id"]) for each in self._exchange("GET", "/models", None)["data"]]
+        except ChatError as error:
+            if error.kind in ("auth", "unreachable", "timeout"):
+                raise
+        except (KeyError, TypeError):
+            pass
+        return []
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What is kept of a completion: content, tool calls, finish reason, model, token counts. Raises ChatError."""
+        while True:
+            try:
+                return kept(self._exchange("POST", "/chat/completions", self._fitted(body)))
+            except ChatError as error:
+                if error.kind != "refused" or not self._learns(body, error.detail.lower()):
+                    raise
+
+    def close(self) -> None:
+        """Closes the connections."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def _fitted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body in the words that this server knows."""
+        fitted = {key: value for key, value in body.items() if self._schemas or key != "response_format"}
+        fitted[self._room] = fitted.pop("max_tokens")
+        return fitted
+
+    def _learns(self, body: dict[str, Any], detail: str) -> bool:
+        """Whether a refusal tells something about the server that makes another request worth while."""
+        if self._room != ROOM_WORD and ROOM_WORD in detail:
+            self._room = ROOM_WORD
+            return True
+        if self._schemas and "response_format" in body and any(word in detail for word in SCHEMA_WORDS):
+            self._schemas = False
+            return True
+        return False
+
+    def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        try:
+            response = self._connection().request(method, self.endpoint.base_url + path, json=body)
+        except httpx.TimeoutException:
+            raise ChatError("timeout", f"no reply within {self.endpoint.timeout:g} s") from None
+        except httpx.HTTPError as error:
+            raise self._error("unreachable", f"{self.endpoint.base_url}: {error}") from None
+        if response.status_code != 200:
+            raise self._failure(response)
+        try:
+            return response.json()
+        except ValueError:
+            raise self._error("server", f"the reply is not JSON but {response.text[:80]!r}") from None
+
+    def _error(self, kind: Kind, detail: str) -> ChatError:
+        return ChatError(kind, self.endpoint.hide(detail))
+
+    def _failure(self, response: httpx.Response) -> ChatError:
+        """The error that a status other than 200 stands for."""
+        status, text, code = response.status_code, response.text, ""
+        try:
+            error = response.json()["error"]
+            text, code = str(error["message"]), str(error.get("code"))
+        except (ValueError, KeyError, TypeError):
+            pass
+        detail = f"HTTP {status}: {text[:300]}"
+        if status in (401, 403):
+            return self._error("auth", detail)
+        if status == 429 and code == "insufficient_quota":
+            return self._error("refused", detail)
+        pause = retry_after(response.headers)
+        if pause is not None and status in (429, 503):
+            self._pace.hold(pause)
+        if status == 429:
+            return self._error("rate_limited", detail)
+        if status == 408:
+            return self._error("timeout", detail)
+        return self._error("server" if status >= 500 else "refused", detail)
+
+    def _connection(self) -> httpx.Client:
+        with self._lock:
+            if self._client is None:
+                headers = dict(self.endpoint.headers)
+                if self.endpoint.key is not None:
+                    headers["Authorization"] = f"Bearer {self.endpoint.key.get_secret_value()}"
+                self._client = httpx.Client(
+                    headers=headers,
+                    params=dict(self.endpoint.query),
+                    timeout=httpx.Timeout(self.endpoint.timeout, connect=min(10.0, self.endpoint.timeout)),
+                    limits=httpx.Limits(max_connections=self._connections, max_keepalive_connections=self._connections),
+                    trust_env=not self.endpoint.is_local,
+                )
+            return self._client
+
+
+def kept(reply: Any) -> dict[str, Any]:
+    """What is kept of a reply: first choice, model, token counts. Raises ChatError for JSON of another kind."""
+    try:
+        choice, usage = reply["choices"][0], reply.get("usage") or {}
+        message = choice["message"]
+        calls = [
+            {"id": str(call.get("id") or number), "name": str(call["function"]["name"]),
+             "text": _arguments(call["function"].get("arguments"))}
+            for number, call in enumerate(message.get("tool_calls") or [])
+        ]  # fmt: skip
+        return {
+            "content": _content(message.get("content")),
+            "reasoning": str(message.get("reasoning_content") or message.get("reasoning") or ""),
+            "refusal": str(message.get("refusal") or ""),
+            "tool_calls": calls,
+            "finish_reason": str(choice.get("finish_reason") or ""),
+            "model": str(reply.get("model") or ""),
+            "fingerprint": reply.get("system_fingerprint"),
+            "prompt_tokens": usage.get("prompt_tokens"),
+            "completion_tokens": usage.get("completion_tokens"),
+        }
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise ChatError("server", "the reply is no chat completion") from None
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
+
+
+def _content(content: Any) -> str:
+    """Text of a message: a string, nothing, or a list of parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")
