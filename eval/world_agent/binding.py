@@ -54,9 +54,7 @@ def accepted_triggers(log: Sequence[Row], first: int = 1, last: int = 10**9) -> 
 def built(log: Sequence[Row], kind: str, last: int) -> list[dict[str, Any]]:
     """The structures of a kind that the player built up to round `last`."""
     return [
-        row["batch"][0]
-        for row in log
-        if row["kind"] == BUILD_OF[kind] and row["accepted"] and row["round"] <= last
+        row["batch"][0] for row in log if row["kind"] == BUILD_OF[kind] and row["accepted"] and row["round"] <= last
     ]
 
 

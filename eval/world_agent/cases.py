@@ -6,10 +6,11 @@ comes from; marks are cut out before anyone sees the text, so every requirement 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import Field, StrictInt, StrictStr, ValidationError
@@ -81,6 +82,7 @@ class Case:
     tiles: Mapping[str, Tile]
     full: World
     rounds: tuple[Round, ...]
+    files: tuple[Path, ...]
     digest: str
 
     def world(self, tier: Tier) -> World:
@@ -110,10 +112,22 @@ def known_cases(folder: Path = FOLDER / "maintain") -> dict[str, Path]:
     return {path.name.removesuffix(".yaml"): path for path in sorted(folder.glob("*.yaml"))}
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML where only true and false are truth values: `on` and `no` are words that a story needs."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, rule) for tag, rule in rules if tag != "tag:yaml.org,2002:bool"]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)$"), ["t", "f"])
+
+
 def read_yaml(path: Path, what: str) -> Any:
     """A YAML file. Raises UserError with the line where it does not parse."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
         raise UserError(f"{path}: no such {what}") from None
     except UnicodeDecodeError:
@@ -165,7 +179,7 @@ def load(name: str | Path) -> Case:
         raise UserError(f"{parts[0]}: {error.errors()[0]['msg']}") from None
     return Case(
         file.id, file.version, (words or file).title, file.genre, file.size, language or file.language, facts,
-        fact_marks, full.tiles, full, rounds, digest(*parts),
+        fact_marks, full.tiles, full, rounds, tuple(parts), digest(*parts),
     )  # fmt: skip
 
 

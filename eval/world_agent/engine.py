@@ -219,8 +219,8 @@ def replay(world: World, tier: Tier, rounds: int, log: Sequence[Row], where: str
     engine = Engine(world, tier, rounds)
     for row in log:
         engine.call = row.get("call", "")
-        items = [{key: value for key, value in item.items() if key not in ("trigger_id", "write")}
-                 for item in row["batch"]]  # fmt: skip
+        made_by_engine = ("trigger_id", "write") if row["kind"] == "trigger" else ()
+        items = [{key: value for key, value in item.items() if key not in made_by_engine} for item in row["batch"]]
         match row["kind"]:
             case "define_type":
                 fields = {key: FieldSpec(**spec) for key, spec in items[0]["fields"].items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import StrictBool, StrictStr
 
@@ -16,10 +16,10 @@ from eval.world_agent.binding import Done, accepted_triggers, built, is_built
 from eval.world_agent.cases import Case
 from eval.world_agent.contracts import Event, Step
 from eval.world_agent.engine import Row, Tier
-from eval.world_agent.world import Strict
+from unify_agent.judging.structured import Verdict
 
 
-class EventVerdict(Strict):
+class EventVerdict(Verdict):
     """Which accepted triggers realise an event."""
 
     bound: StrictBool
@@ -27,7 +27,7 @@ class EventVerdict(Strict):
     reason: StrictStr
 
 
-class StructureVerdict(Strict):
+class StructureVerdict(Verdict):
     """Which built structure meets a requirement."""
 
     found: StrictBool
@@ -35,7 +35,7 @@ class StructureVerdict(Strict):
     reason: StrictStr
 
 
-class ProbeVerdict(Strict):
+class ProbeVerdict(Verdict):
     """Whether a prohibition was in force, and which accepted triggers broke it."""
 
     antecedent_holds: StrictBool
@@ -44,7 +44,7 @@ class ProbeVerdict(Strict):
     reason: StrictStr
 
 
-VERDICTS: dict[str, type[Strict]] = {"event": EventVerdict, "structure": StructureVerdict, "probe": ProbeVerdict}
+VERDICTS: dict[str, type[Verdict]] = {"event": EventVerdict, "structure": StructureVerdict, "probe": ProbeVerdict}
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,6 @@ class Question:
     round: int
     condition: str
     seen: tuple[dict[str, Any], ...]
-
-
-class Judge(Protocol):
-    """Who answers the worksheet. `identity` goes into each saved verdict."""
-
-    identity: dict[str, Any]
-
-    def verdict(self, question: Question) -> dict[str, Any]:
-        """A verdict of the question's kind. Raises UserError when there is none to be had."""
-        ...
 
 
 def worksheet(case: Case, tier: Tier, log: Sequence[Row]) -> Iterator[Question]:
@@ -126,7 +116,7 @@ class ReferenceJudge:
         return found
 
     def verdict(self, question: Question) -> dict[str, Any]:
-        """See Judge."""
+        """A verdict of the question's kind."""
         if question.kind == "event":
             found = self.bound.get(question.item, [])
             reason = "" if found else "no accepted trigger of the reference course"

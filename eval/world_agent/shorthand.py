@@ -60,7 +60,7 @@ def cut(text: str) -> tuple[str, dict[str, str]]:
             found[name] = words
     plain = MARK.sub(lambda match: match.group(2), text).strip()
     if "[" in plain or "]" in plain:
-        raise Refusal(f"a mark is broken near {plain[max(0, plain.find('[')):][:40]!r}")
+        raise Refusal(f"a mark is broken near {plain[max(0, plain.find('[')) :][:40]!r}")
     return plain, found
 
 

@@ -11,9 +11,9 @@ from pydantic import Field, StrictInt, StrictStr, ValidationError
 
 from eval.world_agent.cases import Case
 from eval.world_agent.engine import BUILDS, Engine, Row, Tier, Trigger
-from eval.world_agent.talk import Call
 from eval.world_agent.world import Capability, FieldSpec, Plain, Strict
 from unify_agent.errors import nearest
+from unify_agent.judging import FunctionCall
 
 LONGEST_ANSWER = 12_000
 """Characters of one answer."""
@@ -108,7 +108,7 @@ class Tools:
     def __init__(self, case: Case, engine: Engine):
         self.case, self.engine = case, engine
 
-    def call(self, call: Call) -> str:
+    def call(self, call: FunctionCall) -> str:
         """Carry out a call; the answer is JSON. Errors come as `{"error": ...}`."""
         try:
             answer = self._call(call)
@@ -122,17 +122,15 @@ class Tools:
             text = json.dumps({"error": told})
         return text
 
-    def _call(self, call: Call) -> dict[str, Any]:
+    def _call(self, call: FunctionCall) -> dict[str, Any]:
         known = open_tools(self.engine.tier)
         if call.name not in known:
             closed = f" in tier {self.engine.tier}" if call.name in TOOLS else ""
             return {"error": f"no tool {call.name!r}{closed}{nearest(call.name, known)}"}
-        arguments = call.arguments
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except (json.JSONDecodeError, RecursionError) as error:
-                return {"error": f"{call.name}: the arguments are no JSON ({error})"}
+        try:
+            arguments = json.loads(call.text or "{}")
+        except (json.JSONDecodeError, RecursionError) as error:
+            return {"error": f"{call.name}: the arguments are no JSON ({error})"}
         if not isinstance(arguments, dict):
             return {"error": f"{call.name}: the arguments are an object, not {type(arguments).__name__}"}
         carry_out: dict[str, Callable[[Any], dict[str, Any]]] = {

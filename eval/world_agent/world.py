@@ -146,9 +146,9 @@ class World:
 
     def _free(self, name: str, what: str) -> None:
         check_id(name, what)
-        for kind in ("tiles", "types", "entities", "capabilities"):
-            if name in getattr(self, kind):
-                raise Refusal(f"{what} id {name!r} is taken (one of the {kind}); choose another")
+        taken = {"entity": [*self.tiles, *self.entities], "type": self.types, "capability": self.capabilities}[what]
+        if name in taken or (what == "type" and name in ("tile", "entity")):
+            raise Refusal(f"{what} id {name!r} is taken; choose another")
 
     def add_type(self, name: str, fields: dict[str, FieldSpec]) -> None:
         """Define a type. Raises Refusal."""
@@ -167,9 +167,7 @@ class World:
         dumped = {key: spec.model_dump(exclude_defaults=True) for key, spec in fields.items()}
         self._defined["types"][name] = {"fields": dumped}
 
-    def add_entity(
-        self, name: str, type_: str, holder: str | None, fields: dict[str, Any], title: str = ""
-    ) -> None:
+    def add_entity(self, name: str, type_: str, holder: str | None, fields: dict[str, Any], title: str = "") -> None:
         """Create an entity. Raises Refusal."""
         self._free(name, "entity")
         if type_ not in self.types:
@@ -347,4 +345,3 @@ class World:
         state = {"step": self.step, "map": self._map_digest, **self._moving()}
         state["ground"] = {name: tile.fields for name, tile in self.tiles.items() if tile.fields}
         return digest(json.dumps(state, ensure_ascii=False, sort_keys=True, separators=(",", ":")))
-
