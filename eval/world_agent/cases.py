@@ -172,7 +172,8 @@ def load(name: str | Path) -> Case:
         full = _world(file, words.names if words else {})
         facts, fact_marks = cut((words or file).facts)
         known = {"type": file.types, "entity": file.entities, "capability": file.capabilities}
-        rounds = Rounds(file.rounds, narratives, fact_marks, known).parse()
+        own = [each.model_copy(update={"text": {}}) for each in file.rounds] if words else file.rounds
+        rounds = Rounds(own, narratives, fact_marks, known).parse()
     except (Refusal, ValueError) as error:
         raise UserError(f"{parts[0]}: {error}") from None
     except ValidationError as error:  # a ValueError to Python, but with many lines

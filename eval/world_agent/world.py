@@ -11,6 +11,7 @@ that says what would be right; the engine turns it into an error that the player
 from __future__ import annotations
 
 import json
+import keyword
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from eval.world_agent.expressions import Expression, ExpressionError, Path, Scal
 from unify_agent.errors import nearest
 from unify_agent.files import digest
 
-RESERVED = {"self", "holder", "type", "true", "false", "null", "and", "or", "not", "if", "else", "in", "is"}
+RESERVED = {"self", "holder", "type", "true", "false", "null", "min", "max", "abs", *keyword.kwlist}
 """Names that expressions use themselves."""
 _ID = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
