@@ -9,6 +9,7 @@ from unify_agent.commands import dispatch
 
 COMMANDS = {
     "openmoji": ("eval.openmoji.command", "measure a model on unseen things of the embedded world"),
+    "world-agent": ("eval.world_agent.command", "can a model keep a world running, and foresee one?"),
     "demo": ("eval.openmoji.demo", "the whole paper in miniature, from nothing to a report"),
 }
 

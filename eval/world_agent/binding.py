@@ -107,7 +107,16 @@ def run_reference(case: Case) -> Engine:
 
 
 def effects_of(case: Case) -> dict[str, list[Effect]]:
-    """What each event changes, from the reference course."""
+    """What each event changes, from the reference course. Known for a case once it was asked for."""
+    if case.digest not in _EFFECTS:
+        _EFFECTS[case.digest] = _effects(case)
+    return _EFFECTS[case.digest]
+
+
+_EFFECTS: dict[str, dict[str, list[Effect]]] = {}
+
+
+def _effects(case: Case) -> dict[str, list[Effect]]:
     engine = run_reference(case)
     rows: Iterator[Row] = iter([row for row in engine.log if row["kind"] == "trigger"])
     result: dict[str, list[Effect]] = {}

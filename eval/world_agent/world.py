@@ -135,6 +135,7 @@ class World:
         self.capabilities: dict[str, Capability] = {}
         self._parsed: dict[str, tuple[Expression | None, Expression | None]] = {}
         self._defined: dict[str, dict[str, Any]] = {"types": {}, "capabilities": {}}
+        self._defined_digest = ""
         for name, tile in tiles.items():
             check_id(name, "tile")
             for other in tile.neighbors:
@@ -166,7 +167,7 @@ class World:
                 raise Refusal(f"{where}: a ref begins empty; set it on the entity")
         self.types[name] = dict(fields)
         dumped = {key: spec.model_dump(exclude_defaults=True) for key, spec in fields.items()}
-        self._defined["types"][name] = {"fields": dumped}
+        self._note("types", name, {"fields": dumped})
 
     def add_entity(self, name: str, type_: str, holder: str | None, fields: dict[str, Any], title: str = "") -> None:
         """Create an entity. Raises Refusal."""
@@ -209,8 +210,12 @@ class World:
             if isinstance(write.value, str):
                 value = self._parse(write.value, f"{where}, value", heads)
         self.capabilities[name] = capability
-        self._defined["capabilities"][name] = capability.model_dump(exclude_defaults=True)
+        self._note("capabilities", name, capability.model_dump(exclude_defaults=True))
         self._parsed[name] = guard, value
+
+    def _note(self, kind: str, name: str, definition: dict[str, Any]) -> None:
+        self._defined[kind][name] = definition
+        self._defined_digest = ""  # computed anew when it's next asked for
 
     def _parse(self, text: str | None, where: str, heads: list[str]) -> Expression | None:
         if text is None:
@@ -329,20 +334,24 @@ class World:
                    "fields": dict(t.fields)}
             for name, t in self.tiles.items()
         }  # fmt: skip
-        return {"step": self.step, "tiles": tiles, **self._moving()}
-
-    def _moving(self) -> dict[str, Any]:
         return {
-            "types": dict(self._defined["types"]),
-            "entities": {
-                name: {"type": e.type, "name": e.name, "holder": e.holder, "fields": dict(e.fields)}
-                for name, e in self.entities.items()
-            },
+            "step": self.step, "tiles": tiles, "types": dict(self._defined["types"]), "entities": self._entities(),
             "capabilities": dict(self._defined["capabilities"]),
+        }  # fmt: skip
+
+    def _entities(self) -> dict[str, Any]:
+        return {
+            name: {"type": e.type, "name": e.name, "holder": e.holder, "fields": dict(e.fields)}
+            for name, e in self.entities.items()
         }
 
     def hash(self) -> str:
         """SHA-256 over the whole state; the order in which things were defined does not matter."""
-        state = {"step": self.step, "map": self._map_digest, **self._moving()}
-        state["ground"] = {name: tile.fields for name, tile in self.tiles.items() if tile.fields}
-        return digest(json.dumps(state, ensure_ascii=False, sort_keys=True, separators=(",", ":")))
+        if not self._defined_digest:
+            self._defined_digest = digest(_canonical(self._defined))
+        ground = {name: tile.fields for name, tile in self.tiles.items() if tile.fields}
+        return digest(_canonical([self.step, self._map_digest, self._defined_digest, ground, self._entities()]))
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))

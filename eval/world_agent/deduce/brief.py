@@ -63,9 +63,7 @@ def brief(family: Family, mode: Mode, condition: Condition) -> str:
         for name, action in file.actions.items():
             written = " ".join([name, *(f"{key}={'|'.join(values)}" for key, values in action.params.items())])
             actions.append(_rule(written, action, told, exact))
-        upkeep = [
-            f"- {each.about}" + (f" | {each.keep}" if exact else "") for each in file.upkeep.values()
-        ]
+        upkeep = [f"- {each.about}" + (f" | {each.keep}" if exact else "") for each in file.upkeep.values()]
         task = file.task.about + (f" | {file.task.goal}" if exact else "")
         doing = doing.format(role=file.role, horizon=file.horizon, unit=file.unit, task=task,
                              upkeep="\n".join(upkeep), actions="\n".join(actions))  # fmt: skip

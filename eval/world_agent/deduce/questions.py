@@ -82,7 +82,7 @@ def alternative_of(family: Family, number: int, world: Simulation) -> str | None
 
 def _changes(value: Any, family: Family, where: str) -> Changes:
     if not isinstance(value, dict) or not isinstance(value.get("changes"), dict):
-        raise Problem(f"{where} is asked for and holds no \"changes\" object")
+        raise Problem(f'{where} is asked for and holds no "changes" object')
     found: dict[str, Scalar] = {}
     for path, new in value["changes"].items():
         if path not in family.visible:
