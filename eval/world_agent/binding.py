@@ -134,7 +134,7 @@ def _effects(case: Case) -> dict[str, list[Effect]]:
 
 @dataclass
 class Bindings:
-    """What is bound so far, round after round; nothing that is bound is ever changed."""
+    """What is bound so far, round after round; nothing that is bound is ever changed. `open`: no verdict yet."""
 
     case: Case
     tier: Tier
@@ -144,6 +144,7 @@ class Bindings:
     bound: dict[str, list[Done]] = field(default_factory=dict)
     structures: dict[str, str] = field(default_factory=dict)
     taken: dict[str, str] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
 
     def bind(self, event: Event, verdict: Mapping[str, Any]) -> str:
         """Bind an event to the triggers that a judge names. Returns why it could not be, '' when it is bound."""

@@ -141,8 +141,13 @@ def parse_model(model: type[Strict], value: Any, where: str) -> Any:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
+        faults = error.errors()
+        unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
+        first = (unknown or faults)[0]
         key = ".".join(str(part) for part in first["loc"])
+        if unknown:
+            missing = [str(fault["loc"][-1]) for fault in faults if fault["type"] == "missing"]
+            raise UserError(f"{where}: unknown key {key!r}{nearest(str(first['loc'][-1]), missing)}") from None
         raise UserError(f"{where}: {key or 'the whole'}: {first['msg']}") from None
 
 

@@ -104,8 +104,11 @@ class Expression:
         if path is not None:
             return self._name(path)
         match node:
-            case ast.Constant(value=bool() | int() | str() as value):
+            case ast.Constant(value=bool() | str() as value):
                 return lambda _: value
+            case ast.Constant(value=int() as value):
+                number = whole(value)
+                return lambda _: number
             case ast.BinOp(left, op, right) if type(op) in _ARITHMETIC:
                 return self._arithmetic(op, self._compile(left), self._compile(right))
             case ast.UnaryOp(ast.USub(), operand):

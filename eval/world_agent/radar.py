@@ -10,10 +10,10 @@ OUTER = 2.0
 """The rim: twice the mean over players."""
 
 
-def radar(title: str, values: Mapping[str, float | None], side: int = 260) -> str:
+def radar(title: str, values: Mapping[str, float | None], side: int = 330) -> str:
     """One polygon; the ring in the middle is the mean over players (1.0). Axes without a value are left out."""
     there = {name: value for name, value in values.items() if value is not None}
-    middle, reach = side / 2, side / 2 - 46
+    middle, reach = side / 2, side / 2 - 78
     parts = [
         f'<svg class="chart radar" viewBox="0 0 {side} {side + 22}" role="img" xmlns="http://www.w3.org/2000/svg">'
     ]

@@ -74,7 +74,7 @@ class Rounds:
             if self.events.setdefault(name, number) != number:
                 raise Refusal(f"{where}: event {name!r} belongs to round {self.events[name]}")
         events = tuple(
-            Event(name, file.text.get(name) or self._mark(name, where), number, file.since.get(name, number))
+            Event(name, file.text.get(name, self._mark(name, where)), number, file.since.get(name, number))
             for name in names
         )
         result = Round(

@@ -57,12 +57,14 @@ def _items(
         if not is_built(need.kind, bindings.tier):
             bindings.find(need, number, None)
         elif need.id not in verdicts:
+            bindings.open.add(need.id)
             add(need.id, "availability", "A", None, "no verdict yet")
         else:
             reason = bindings.find(need, number, verdicts[need.id])
             add(need.id, "availability", "A", not reason, reason, [bindings.structures.get(need.id, "")])
     for event in round_.events:
         if event.id not in verdicts:
+            bindings.open.add(event.id)
             add(event.id, "event", "E", None, "no verdict yet")
             continue
         reason = bindings.bind(event, verdicts[event.id])
@@ -70,6 +72,9 @@ def _items(
         evidence = [f"{done.id} at Step {done.step}, {done.state_hash[:16]}" for done in found]
         add(event.id, "event", "E", not reason, reason, evidence)
     for use in round_.use:
+        if use.event in bindings.open or use.availability in bindings.open:
+            add(use.id, "use", "A", None, "no verdict yet")
+            continue
         through = {done.capability for done in bindings.bound.get(use.event, [])}
         passed = bindings.structures.get(use.availability) in through
         add(use.id, "use", "A", passed, "" if passed else f"{use.event} was not realised through {use.availability}")
@@ -83,6 +88,9 @@ def _items(
             reason = "broken by " + ", ".join(evidence) if verdict["violated"] and evidence else ""
             add(probe.id, "probe", "P", not reason, reason, evidence)
     for relation in round_.relations:
+        if {relation.first, relation.second} & bindings.open:
+            add(relation.id, "relation", relation.kind, None, "no verdict yet")
+            continue
         passed = settle(relation, bindings.intervals)
         ends = [name for name in (relation.first, relation.second) if name and name not in bindings.intervals]
         told = ", ".join(f"{name} at {list(bindings.intervals[name])}" for name in (relation.first, relation.second)

@@ -53,7 +53,7 @@ function drawMap() {
     }
   one("map").append(svg);
   for (const [id, tile] of Object.entries(data.tiles)) {
-    const box = made("div", undefined, "tile");
+    const box = made("div", undefined, "spot");
     box.id = `tile-${id}`;
     box.style.left = `${tile.at[0] * WIDE + 10}px`; box.style.top = `${tile.at[1] * HIGH + 10}px`;
     box.append(made("b", tile.name), made("div", undefined, "chips"));
