@@ -143,7 +143,7 @@ def test_a_replay_notices_every_change_of_the_record():
     for change in ({"state_hash": "0" * 64}, {"accepted": False}, {"round": 2}, {"step_after": 7}):
         log = copy.deepcopy(engine.log)
         log[0] |= change
-        with pytest.raises(UserError, match="row 1 .* replays differently"):
+        with pytest.raises(UserError, match=r"row 1 .* replays differently"):
             replay(tiny_world(), "easy", 3, log)
 
 

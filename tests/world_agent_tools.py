@@ -33,7 +33,9 @@ capabilities:
   dim: {with: {by: int}, write: lamp.level += by}
   wave: {of: person, with: {whom: "ref:person"}}
 rounds:
-  - narrative: "[e1: Ann walks into the hall]. [r1: There] [e2: Ann lights the lamp], [r2: while] [e3: the lamp dims by one]. [v1: People wave.]"
+  - narrative: >-
+      [e1: Ann walks into the hall]. [r1: There] [e2: Ann lights the lamp], [r2: while] [e3: the lamp dims by one].
+      [v1: People wave.]
     plan: [{e1: ann walk to=hall}, {e2: ann light what=lamp lit=true, e3: "- dim by=-1"}]
     needs: {v1: capability wave}
     relations: {r1: CA e1 e2, r2: CC e2 e3 same}
