@@ -42,7 +42,8 @@ def play(case, folder, name="oracle", tier="easy", turns=20):
 
 
 def contents(folder):
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
 def oracle_server(case, tier="easy", text=False, **options):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.progress import Progress
-from eval.world_agent.cases import Case, known_cases, load
+from eval.world_agent.cases import Case, known_cases, load, read_yaml
 from eval.world_agent.chat import ChatJudge, ChatPlayer
 from eval.world_agent.deduce.baselines import PREDICTORS, baseline
 from eval.world_agent.deduce.brief import CONDITIONS, MODES
@@ -222,7 +222,7 @@ def _replay(path: Path, track: str) -> str:
 def _problems(asked: list[str], frozen: bool) -> Iterator[tuple[str, list[str]]]:
     families, cases = known_families(), known_cases()
     for name in asked or [*cases, *families]:
-        if name in families or "deduce" in Path(name).parts:
+        if name in families or (name.endswith(".yaml") and "processes" in read_yaml(Path(name), "case")):
             if frozen:
                 freeze(load_family(name))
             yield name, check_family(load_family(name))

@@ -28,9 +28,7 @@ class Journal:
         except BlockingIOError:
             self._file.close()
             raise UserError(f"{path}: another process writes here; wait, or choose another --out") from None
-        whole = sum(len(_line(record)) for record in self.records)
-        if os.path.getsize(path) != whole:
-            self._file.truncate(whole)
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record; it is on the disk when this returns."""

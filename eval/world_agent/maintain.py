@@ -131,10 +131,15 @@ def judge_run(path: Path, judge: ReferenceJudge | ChatJudge, questions: list[Que
         for record in journal.records:
             if record["judge"] != judge.identity:
                 raise UserError(f"{path}: has verdicts of {record['judge']['judge']!r}; judges are never mixed")
+        served_before = {record["served"] for record in journal.records}
         known = {record["item"] for record in journal.records}
         open_ = [question for question in questions if question.item not in known]
 
         def keep(question: Question, verdict: dict[str, Any], served: str = "") -> None:
+            served_before.add(served)
+            if len(served_before) > 1:
+                names = ", ".join(map(repr, sorted(served_before)))
+                raise UserError(f"{path}: the judge's server answers as several models ({names}); pin one, begin anew")
             journal.append({"item": question.item, "kind": question.kind, "round": question.round, "verdict": verdict,
                             "judge": judge.identity, "served": served})  # fmt: skip
 

@@ -42,10 +42,8 @@ class RunFolder:
             there = read_json(file, "run")
             served = there.pop("served", None)
             if there != self.identity:
-                changed = [key for key in {**there, **self.identity} if there.get(key) != self.identity.get(key)]
-                raise UserError(
-                    f"{file}: holds another run ({', '.join(sorted(changed))} differ); choose another --out"
-                )
+                keys = sorted(key for key in {**there, **self.identity} if there.get(key) != self.identity.get(key))
+                raise UserError(f"{file}: holds another run (other {', '.join(keys)}); choose another --out")
             self.served = served
             return
         for each in case_files:

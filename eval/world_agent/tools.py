@@ -118,7 +118,7 @@ class Tools:
             answer = {"error": f"{call.name}: argument {key or '(all)'}: {first['msg']}"}
         text = json.dumps(answer, ensure_ascii=False)
         if len(text) > LONGEST_ANSWER:
-            told = f"the answer would have {len(text)} characters; narrow it with ids, type, holder"
+            told = f"the answer would have {len(text)} characters; ask for less (ids, type, holder, last)"
             text = json.dumps({"error": told})
         return text
 
