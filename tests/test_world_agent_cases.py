@@ -89,6 +89,7 @@ def test_a_tier_gives_what_it_should(tmp_path):
         ("capability wave", "capability waves", "of this case"),
         ("never: bob walk", "never: bob fly", "no capability 'fly'"),
         ("never: bob walk", "never: bob", "is not 'actor capability"),
+        ("use: {u1", "since: {e9: 1}\n    use: {u1", "no event 'e9' in this round"),
         ("after: e2", "after: e22", "no event 'e22' so far"),
         ("at: den, name: Ann", "at: dem, name: Ann", "no entity or tile 'dem', did you mean 'den'"),
         ("is: lamp, at: hall", "is: lump, at: hall", "did you mean 'lamp'"),

@@ -87,11 +87,11 @@ def test_the_example_of_the_guide_is_a_sound_case(tmp_path, monkeypatch):
 
 KEYS = st.sampled_from(
     ["id", "fields", "type", "holder", "name", "owner_type", "params", "guard", "write", "target", "field", "op",
-     "value", "kind", "values", "batch", "capability", "actor", "args", "part", "ids", "round", "last", "to", "what", "x"]
+     "value", "kind", "values", "batch", "capability", "actor", "args", "part", "ids", "round", "last", "to", "x"]
 )  # fmt: skip
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False) | st.text(max_size=6)
-    | st.sampled_from(["ann", "bob", "den", "lamp", "walk", "person", "self", "'x'", "ann.mood", "entities"]),
+    | st.sampled_from([10**400, "ann", "bob", "den", "lamp", "walk", "person", "self", "'x'", "ann.mood", "entities"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
@@ -115,3 +115,16 @@ def test_no_call_does_anything_but_answer(case, calls):
     saved = json.loads(json.dumps(engine.log))
     again = replay(case.world("extreme"), "extreme", 3, saved)
     assert again.log == engine.log and again.world.hash() == engine.world.hash()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"last": ' + "1" * 5000 + "}", '{"part": "\\ud800"}', '{"\\ud800": 1}', "[" * 100_000, "NaN", '{"last": NaN}',
+     '{"last": 1e400}', '{"part": "overview"', "null", "[]", '"text"'],
+)  # fmt: skip
+def test_arguments_that_are_no_arguments_are_answered_in_one_line(case, text):
+    tools = Tools(case, Engine(case.world("easy"), "easy", 3))
+    for name in ("query_log", "query_state"):
+        answer = tools.call(FunctionCall("c", name, text))
+        answer.encode()
+        assert "\n" not in json.loads(answer)["error"] and len(answer) < 500

@@ -15,6 +15,7 @@ import pytest
 from chat_server import ChatServer, Reply, schema_name, texts
 from world_agent_tools import tiny_case
 
+from eval.__main__ import main
 from eval.world_agent.cases import load
 from eval.world_agent.chat import ChatJudge, ChatPlayer
 from eval.world_agent.judging import ReferenceJudge, worksheet
@@ -22,6 +23,7 @@ from eval.world_agent.maintain import Game, judge_run, maintain, replay_run, sco
 from eval.world_agent.policies import oracle, policy
 from eval.world_agent.talk import Turn, calls_in
 from eval.world_agent.tools import open_tools, schemas
+from unify_agent import errors
 from unify_agent.errors import UserError
 from unify_agent.judging import ChatClient, Endpoint
 
@@ -266,11 +268,6 @@ def test_tools_are_open_by_tier_and_their_schemas_are_whole():
 # -- the command
 
 
-def command(*arguments, **options):
-    line = [sys.executable, "-m", "eval", "world-agent", *map(str, arguments)]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, **options)
-
-
 def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
     """SIGKILL in the middle of a call; the continued run equals one that was never stopped."""
     case, line = load("mill"), ["--case", "mill", "--tier", "easy", "--out", tmp_path]
@@ -298,12 +295,47 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
     assert [r["state_hash"] for r in result["rounds"]] == [r["state_hash"] for r in whole["rounds"]]
 
 
-def test_the_command_tells_what_is_wrong_in_one_line(tmp_path):
-    for arguments, word in (
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
         (["maintain", "--case", "mil", "--player", "oracle"], "did you mean 'mill'"),
         (["maintain", "--case", "mill"], "either --player or --url"),
         (["maintain", "--case", "mill", "--url", "localhost:1"], "both the url and the model"),
-        (["score", tmp_path], "no run here"),
-    ):
-        done = command(*arguments, *(["--out", tmp_path] if arguments[0] == "maintain" else []))
-        assert done.returncode == 2 and word in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        (["maintain", "--case", "mill", "--player", "oracle", "--turns", "0"], "at least 1"),
+        (["deduce", "--case", "quai", "--player", "zero"], "did you mean 'quay'"),
+        (["score", "nowhere"], "no run here"),
+    ],
+)
+def test_the_command_tells_what_is_wrong_in_one_line(tmp_path, monkeypatch, capsys, arguments, word):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["eval", "world-agent", *arguments])
+    assert errors.run(main) == 2
+    told = capsys.readouterr().err
+    assert word in told and told.count("\n") == 1 and told.startswith("error: ")
+
+
+def test_the_command_plays_scores_replays_and_reports(tmp_path, monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["eval", "world-agent", *map(str, arguments)])
+        code = errors.run(main)
+        return code, capsys.readouterr().out
+
+    runs = tmp_path / "runs"
+    code, told = run("maintain", "--case", "bakery.zh", "--tier", "hard", "--player", "oracle", "--out", runs)
+    assert code == 0 and "bakery.zh/hard: completion 1.0000, relations 1.0000" in told
+    code, told = run("deduce", "--case", "quay", "--mode", "m1", "--condition", "naming", "--fold", "2", "--player",
+                     "oracle", "--out", runs)  # fmt: skip
+    assert code == 0 and "segment 1.0000, rules 1.0000" in told
+    code, told = run("replay", runs, "--page", tmp_path / "page.html")
+    assert code == 2, "a page shows one run"
+    code, told = run("replay", runs / "maintain", "--page", tmp_path / "page.html")
+    assert code == 0 and told.count("every hash is the same") == 1 and (tmp_path / "page.html").is_file()
+    code, told = run("score", runs)
+    assert code == 0 and told.count("1.0000") == 4
+    code, told = run("report", runs, "--out", tmp_path / "report")
+    assert code == 0 and (tmp_path / "report" / "report.html").is_file()
+    next(runs.rglob("events.jsonl")).write_text("")
+    code, told = run("score", runs)
+    assert code == 3 and "finish it first" in told
+    code, told = run("validate", "bakery")
+    assert code == 0 and told == "bakery: sound\n"

@@ -119,10 +119,12 @@ def test_a_broken_prohibition_counts_and_one_never_in_force_does_not(case):
     assert items(judged(case, played(case, ONE, TWO, THREE)))["p1"]["passed"] is True
 
 
-def test_a_violation_without_valid_evidence_is_not_believed(case):
+@pytest.mark.parametrize("cited", [[], ["t77.1"], ["t1.1"], ["t2.1"]])
+def test_a_violation_without_valid_evidence_is_not_believed(case, cited):
+    """No trigger, none that exists, one from before the prohibition, the very one that brought it into force."""
     engine = played(case, ONE, TWO, THREE)
     verdicts = verdicts_of(case, engine, ReferenceJudge(case, engine.log))
-    verdicts["p1"] = {"antecedent_holds": True, "violated": True, "evidence": ["t77.1"], "reason": ""}
+    verdicts["p1"] = {"antecedent_holds": True, "violated": True, "evidence": cited, "reason": ""}
     assert items(score(case, "easy", engine.log, engine.snapshots, verdicts))["p1"]["passed"] is True
 
 

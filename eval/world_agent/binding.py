@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eval.world_agent.cases import Case
-from eval.world_agent.contracts import Availability, Event, Interval, Step
+from eval.world_agent.contracts import Availability, Event, Interval, Probe, Step
 from eval.world_agent.engine import Engine, Row, Tier, Trigger
 from eval.world_agent.expressions import Scalar, same
 
@@ -167,6 +167,14 @@ class Bindings:
         steps = [done.step for done in found]
         self.intervals[event.id] = min(steps), max(steps)
         return ""
+
+    def broken(self, probe: Probe, round_: int, verdict: Mapping[str, Any]) -> list[str]:
+        """The accepted triggers that broke a prohibition while it was in force, of those that a judge names."""
+        if not verdict["violated"]:
+            return []
+        start, end = self.intervals[probe.after][1], self.intervals.get(probe.until or "", (10**9, 0))[0]
+        steps = {done.id: done.step for done in accepted_triggers(self.log, 1, round_)}
+        return [name for name in dict.fromkeys(verdict["evidence"]) if start < steps.get(name, 0) < end]
 
     def find(self, need: Availability, round_: int, verdict: Mapping[str, Any] | None) -> str:
         """Bind a structure that must exist. `verdict` is None where the world is given. Returns why not, or ''."""

@@ -179,10 +179,11 @@ def load(name: str | Path) -> Case:
         known = {"type": file.types, "entity": file.entities, "capability": file.capabilities}
         own = [each.model_copy(update={"text": {}}) for each in file.rounds] if words else file.rounds
         rounds = Rounds(own, narratives, fact_marks, known).parse()
-    except (Refusal, ValueError) as error:
+    except ValidationError as error:  # of a field or capability written in full
+        first = error.errors()[0]
+        raise UserError(f"{parts[0]}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except Refusal as error:
         raise UserError(f"{parts[0]}: {error}") from None
-    except ValidationError as error:  # a ValueError to Python, but with many lines
-        raise UserError(f"{parts[0]}: {error.errors()[0]['msg']}") from None
     return Case(
         file.id, file.version, (words or file).title, file.genre, file.size, language or file.language, facts,
         fact_marks, full.tiles, full, rounds, tuple(parts), digest(*parts),

@@ -35,7 +35,7 @@ class ChatPlayer:
     ):
         self.client, self.calls, self.room, self.seed = client, calls, room, seed
         self.identity: dict[str, Any] = {
-            "player": client.endpoint.model, "url": client.endpoint.base_url, "extra": dict(client.endpoint.extra),
+            "player": client.endpoint.model, "extra": dict(client.endpoint.extra),
             "calls": calls, "room": room, "seed": seed, "temperature": 0,
         }  # fmt: skip
 
@@ -58,9 +58,7 @@ class ChatJudge:
     def __init__(self, client: ChatClient, room: int = 1024):
         self.client, self.room = client, room
         self.prompts = read_yaml(PROMPTS / "judge.yaml", "prompts")
-        self.identity: dict[str, Any] = {
-            "judge": client.endpoint.model, "url": client.endpoint.base_url, "extra": dict(client.endpoint.extra),
-        }  # fmt: skip
+        self.identity: dict[str, Any] = {"judge": client.endpoint.model, "extra": dict(client.endpoint.extra)}
 
     def request(self, question: Question) -> Request:
         """What is asked for a question."""

@@ -24,7 +24,10 @@ from unify_agent.errors import UserError
 from unify_agent.files import digest, read_json, write_json
 from unify_agent.judging import Message, assistant, system, tool_result, user
 
-ENGINE = ("expressions.py", "world.py", "engine.py", "contracts.py", "binding.py", "scoring.py", "tools.py")
+ENGINE = (
+    "expressions.py", "world.py", "engine.py", "tools.py", "cases.py", "rounds.py", "shorthand.py", "contracts.py",
+    "judging.py", "binding.py", "scoring.py",
+)  # fmt: skip
 MOST_CALLS = 32
 """Calls of one turn that are carried out; more are answered with an error."""
 INCOMPLETE = 3

@@ -73,6 +73,9 @@ class Rounds:
         for name in names:
             if self.events.setdefault(name, number) != number:
                 raise Refusal(f"{where}: event {name!r} belongs to round {self.events[name]}")
+        for name in (*file.text, *file.since):
+            if name not in names:
+                raise Refusal(f"{where}: no event {name!r} in this round{nearest(name, names)}")
         events = tuple(
             Event(name, file.text.get(name, self._mark(name, where)), number, file.since.get(name, number))
             for name in names

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from eval.world_agent.binding import Bindings, accepted_triggers, effects_of, is_built
+from eval.world_agent.binding import Bindings, effects_of, is_built
 from eval.world_agent.cases import Case
 from eval.world_agent.contracts import COMPONENTS, Round, settle
 from eval.world_agent.engine import Row, Snapshot, Tier
@@ -78,15 +78,12 @@ def _items(
         through = {done.capability for done in bindings.bound.get(use.event, [])}
         passed = bindings.structures.get(use.availability) in through
         add(use.id, "use", "A", passed, "" if passed else f"{use.event} was not realised through {use.availability}")
-    known = {done.id for done in accepted_triggers(bindings.log, 1, number)}
     for probe in round_.probes:
-        verdict = verdicts.get(probe.id)
-        if verdict is None:
+        if probe.id not in verdicts or {probe.after, probe.until} & bindings.open:
             add(probe.id, "probe", "P", None, "no verdict yet")
-        elif probe.after in bindings.bound and verdict["antecedent_holds"]:
-            evidence = [name for name in verdict["evidence"] if name in known]
-            reason = "broken by " + ", ".join(evidence) if verdict["violated"] and evidence else ""
-            add(probe.id, "probe", "P", not reason, reason, evidence)
+        elif probe.after in bindings.bound:
+            evidence = bindings.broken(probe, number, verdicts[probe.id])
+            add(probe.id, "probe", "P", not evidence, "broken by " + ", ".join(evidence) if evidence else "", evidence)
     for relation in round_.relations:
         if {relation.first, relation.second} & bindings.open:
             add(relation.id, "relation", relation.kind, None, "no verdict yet")

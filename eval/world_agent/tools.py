@@ -129,8 +129,9 @@ class Tools:
             return {"error": f"no tool {call.name!r}{closed}{nearest(call.name, known)}"}
         try:
             arguments = json.loads(call.text or "{}")
-        except (json.JSONDecodeError, RecursionError) as error:
-            return {"error": f"{call.name}: the arguments are no JSON ({error})"}
+            json.dumps(arguments, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:  # half a surrogate pair is no text either
+            return {"error": f"{call.name}: the arguments are no JSON ({' '.join(str(error).split())[:200]})"}
         if not isinstance(arguments, dict):
             return {"error": f"{call.name}: the arguments are an object, not {type(arguments).__name__}"}
         carry_out: dict[str, Callable[[Any], dict[str, Any]]] = {
