@@ -264,9 +264,11 @@ def test_a_changed_record_or_family_is_noticed(family, tmp_path):
     episode(family, tmp_path / "run").play()
     file = tmp_path / "run" / "events.jsonl"
     good = file.read_text()
-    file.write_text(good.replace('"action": "bail"', '"action": null', 1))
-    with pytest.raises(UserError, match="replays differently"):
-        replay_episode(tmp_path / "run")
+    for old, new in (('"action": "bail"', '"action": null'), ('"tub.water": ', '"tub.water": 1'), ('"cat.drinks", ', "")):
+        assert old in good
+        file.write_text(good.replace(old, new, 1))
+        with pytest.raises(UserError, match="replays differently"):
+            replay_episode(tmp_path / "run")
     file.write_text(good)
     with pytest.raises(UserError, match="other fold"):
         episode(family, tmp_path / "run", fold=1).play()

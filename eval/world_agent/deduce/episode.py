@@ -156,7 +156,8 @@ def replay_episode(path: Path) -> list[tuple[Question, dict[str, Any]]]:
         if refusal := walk.world.refusal(event["action"]):
             raise UserError(f"{path / 'events.jsonl'}: event {event['number']}: {refusal}")
         walk.advance(event["action"])
-        if walk.world.hash() != event["state_hash"] or sorted(walk.world.fired_since(question.t0)) != event["fired"]:
+        made = walk.world.hash(), walk.world.seen(), sorted(walk.world.fired_since(question.t0))
+        if made != (event["state_hash"], event["seen"], event["fired"]):
             raise UserError(f"{path / 'events.jsonl'}: event {event['number']} replays differently")
         found.append((question, event))
     return found
