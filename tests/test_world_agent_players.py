@@ -15,13 +15,16 @@ from eval.world_agent.binding import trigger_of
 from eval.world_agent.cases import load
 from eval.world_agent.engine import Engine, replay
 from eval.world_agent.judging import ReferenceJudge
+from eval.world_agent.maintain import words
 from eval.world_agent.policies import Scripted, oracle
 from eval.world_agent.rehearse import judged, rehearse
 from eval.world_agent.scoring import score
 from eval.world_agent.talk import Turn
 from eval.world_agent.tools import TOOLS, Tools
 from eval.world_agent.validate import LIMITS, check_case
+from eval.world_agent.world import Capability, FieldSpec, Tile, World
 from unify_agent.judging import FunctionCall
+from unify_agent.judging.structured import objects_in
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -128,3 +131,15 @@ def test_arguments_that_are_no_arguments_are_answered_in_one_line(case, text):
         answer = tools.call(FunctionCall("c", name, text))
         answer.encode()
         assert "\n" not in json.loads(answer)["error"] and len(answer) < 500
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_examples_that_players_are_shown_are_capabilities(language):
+    for tier in ("hard", "extreme"):
+        engine = Engine(World({"den": Tile("the den")}), "extreme", 1)
+        engine.define_type("gate", {"state": FieldSpec(kind="enum", values=["shut", "open"])})
+        engine.define_type("person", {})
+        shown = list(objects_in(words(language)[tier]))
+        assert len(shown) == 2
+        for example in shown:
+            assert engine.define_capability(example.pop("id"), Capability.model_validate(example))["accepted"]

@@ -302,6 +302,8 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
         (["maintain", "--case", "mill"], "either --player or --url"),
         (["maintain", "--case", "mill", "--url", "localhost:1"], "both the url and the model"),
         (["maintain", "--case", "mill", "--player", "oracle", "--turns", "0"], "at least 1"),
+        (["maintain", "--case", "mill", "--player", "oracle", "--model", "m"], "either --player or --url"),
+        (["maintain", "--case", "mill", "--player", "oracle", "--judge-model", "j"], "judge: give both"),
         (["deduce", "--case", "quai", "--player", "zero"], "did you mean 'quay'"),
         (["score", "nowhere"], "no run here"),
     ],

@@ -37,13 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _cases(play, known_cases())
     play.add_argument("--tier", nargs="+", choices=TIERS, default=list(TIERS), help="what is given (default all three)")
     _player(play, POLICIES)
-    play.add_argument(
-        "--judge",
-        choices=["reference", "endpoint"],
-        default="reference",
-        help="reference: the reference course's own triggers only; endpoint: a model (default reference)",
-    )
-    _endpoint(play, "judge-", "the judge")
+    _endpoint(play, "judge-", "the judge (default: by ids, without a model)")
     play.add_argument(
         "--calls",
         choices=["tools", "text"],
@@ -127,7 +121,8 @@ def _check(args: argparse.Namespace, *names: str) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: at least 1")
-    if (args.player is None) == (args.url is None):
+    served = [name for name in ("url", "model", "key_env") if getattr(args, name) is not None]
+    if (args.player is None) is not bool(served):
         raise UserError("give either --player or --url and --model")
 
 
@@ -137,7 +132,7 @@ def _maintain(args: argparse.Namespace) -> int:
     if args.player is None:
         player = ChatPlayer(_client(args.url, args.model, args.key_env, "player"), args.calls, args.room)
     judge_model = None
-    if args.judge == "endpoint":
+    if args.judge_url or args.judge_model or args.judge_key_env:
         judge_model = ChatJudge(_client(args.judge_url, args.judge_model, args.judge_key_env, "judge"))
 
     def judge(case: Case, engine: Engine) -> ReferenceJudge | ChatJudge:
@@ -145,15 +140,15 @@ def _maintain(args: argparse.Namespace) -> int:
 
     cases = [load(name) for name in _chosen(args.case, known_cases())]
     left = 0
-    with Progress("maintain", len(cases) * len(args.tier), "runs") as progress:
+    with Progress("maintain", sum(len(case.rounds) for case in cases) * len(args.tier), "rounds") as progress:
         for case in cases:
             for tier in args.tier:
                 who = player or policy(args.player, case, tier)
                 place = args.out / "maintain" / _slug(who.identity["player"]) / _name(case.id, case.language) / tier
-                result, open_ = maintain(Game(place, case, tier, who, args.turns, args.budget), judge)
+                game = Game(place, case, tier, who, args.turns, args.budget, progress.advance)
+                result, open_ = maintain(game, judge)
                 left += open_
                 print(f"{place}: {_told(result)}", flush=True)
-                progress.advance()
     if left:
         print(f"{left} questions to the judge stay open; no zero stands for them. The same command asks them again")
     return INCOMPLETE if left else 0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from data.progress import Progress
 from eval.world_agent.cases import Case, load, read_yaml
 from eval.world_agent.chat import PROMPTS, ChatJudge
 from eval.world_agent.engine import Engine, Snapshot, Tier, replay
@@ -40,10 +41,15 @@ def words(language: str) -> dict[str, str]:
 
 
 class Game:
-    """One run of one case in one tier, kept in `folder`."""
+    """One run of one case in one tier, kept in `folder`. `turns`: of a round; `budget`: tokens of the run;
+    `on_round` is called after each round."""
 
-    def __init__(self, folder: Path, case: Case, tier: Tier, player: Player, turns: int, budget: int | None = None):
+    def __init__(
+        self, folder: Path, case: Case, tier: Tier, player: Player, turns: int, budget: int | None = None,
+        on_round: Callable[[], None] = lambda: None,
+    ):  # fmt: skip
         self.case, self.tier, self.player, self.turns, self.budget = case, tier, player, turns, budget
+        self.on_round = on_round
         self.words = words(case.language)
         self.text_calls = player.identity.get("calls") == "text"
         identity = {
@@ -69,6 +75,7 @@ class Game:
                 file = path / "snapshots" / f"round_{snapshot.round:02}.json"
                 if not file.is_file():
                     write_json(file, snapshot.__dict__)
+                self.on_round()
             return engine
 
     def _opening(self, engine: Engine) -> list[Message]:
@@ -147,7 +154,13 @@ def judge_run(path: Path, judge: ReferenceJudge | ChatJudge, questions: list[Que
                             "judge": judge.identity, "served": served})  # fmt: skip
 
         if isinstance(judge, ChatJudge):
-            return judge.ask(open_, keep)
+            with Progress("judging", len(open_), "questions") as progress:
+
+                def keep_and_tell(question: Question, verdict: dict[str, Any], served: str) -> None:
+                    keep(question, verdict, served)
+                    progress.advance()
+
+                return judge.ask(open_, keep_and_tell)
         for question in open_:
             keep(question, judge.verdict(question))
         return 0
