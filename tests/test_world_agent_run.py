@@ -173,6 +173,33 @@ def test_an_answer_that_is_empty_costs_a_turn_and_is_told(case, tmp_path):
     assert first["reply"]["problem"] and result["total"] is not None
 
 
+def test_a_conversation_that_the_server_refuses_costs_turns_and_no_more_than_its_round(case, tmp_path):
+    def fault(body, number):
+        return "404" if "Round 2" in texts(body) and len(body["messages"]) > 2 else None
+
+    with oracle_server(case, fault=fault) as server:
+        result, _ = maintain(Game(tmp_path / "run", case, "easy", ChatPlayer(client(server)), 5), reference)
+    assert [round_["completion"] for round_ in result["rounds"]] == ["1.0000"] * 3, "its one batch was taken before"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [row["batch"][0]["forced"] for row in rows if row["kind"] == "end_round"] == [False, True, False]
+    with oracle_server(case, fault=lambda body, number: "404") as server, pytest.raises(UserError) as told:
+        maintain(Game(tmp_path / "new", case, "easy", ChatPlayer(client(server)), 5), reference)
+    assert told.value.code == 4, "a model that was never there is no player's fault"
+
+
+def test_arguments_that_do_not_parse_stand_in_no_history(case, tmp_path):
+    """Servers parse the arguments of earlier calls; the player is told what was wrong instead."""
+    broken = [Reply(tool_calls=[("trigger", "{not json")])]
+    with oracle_server(case) as server:
+        answer = server.answer
+        server.answer = lambda body: broken.pop() if broken else answer(body)
+        maintain(Game(tmp_path / "run", case, "easy", ChatPlayer(client(server)), 5), reference)
+        second = server.bodies[1]["messages"]
+    assert second[2]["tool_calls"][0]["function"]["arguments"] == "{}" and "no JSON" in second[3]["content"]
+    first = json.loads((tmp_path / "run" / "turns.jsonl").read_text().splitlines()[0])
+    assert first["reply"]["calls"][0][2] == "{not json", "the record keeps what was said"
+
+
 def test_an_endpoint_that_is_down_stops_the_run_and_the_same_command_goes_on(case, tmp_path):
     with oracle_server(case, fault=lambda body, number: "401" if number > 2 else None) as server:
         with pytest.raises(UserError, match="goes on") as told:

@@ -17,7 +17,8 @@ PROMPTS = Path(__file__).parent / "prompts"
 DOWN = 4
 """Exit code when the endpoint gives nothing, as against 3 for a run that is not complete."""
 OWN_FAULT = ("empty", "malformed", "truncated")
-"""Kinds of failures that are the player's own: it hears of them and its turn is spent."""
+"""Kinds of failures that are the player's own: it hears of them and its turn is spent. So is a conversation that the
+server refuses after it went well before: it has become too long."""
 
 
 def down(client: ChatClient, error: ChatError) -> UserError:
@@ -45,7 +46,7 @@ class ChatPlayer:
         try:
             answer = self.client.ask(turn.messages, tools=tools or None, max_tokens=self.room, seed=self.seed)
         except ChatError as error:
-            if error.kind in OWN_FAULT:
+            if error.kind in OWN_FAULT or (error.kind == "refused" and len(turn.messages) > 2):
                 return Reply("", problem=f"Your last answer could not be used: {error.detail}.")
             raise down(self.client, error) from None
         calls = answer.tool_calls or calls_in(answer.text)

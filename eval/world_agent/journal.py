@@ -19,8 +19,7 @@ class Journal:
     """
 
     def __init__(self, path: Path):
-        self.path, self.records = path, read_lines(path)
-        self.at = 0
+        self.path, self.at = path, 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab")
         try:
@@ -28,6 +27,7 @@ class Journal:
         except BlockingIOError:
             self._file.close()
             raise UserError(f"{path}: another process writes here; wait, or choose another --out") from None
+        self.records = read_lines(path)
         self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, record: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ class Game:
         answers = [tool_result(call, result) for call, result in zip(reply.calls, results, strict=True)]
         last = answers[-1]
         answers[-1] = Message(last.role, (*last.parts, note), last.calls, last.call_id)
-        return [assistant(reply.text, reply.calls), *answers]
+        said = [call if call.arguments is not None else replace(call, text="{}") for call in reply.calls]
+        return [assistant(reply.text, said), *answers]  # servers parse what stands in the history
 
 
 def judge_run(path: Path, judge: ReferenceJudge | ChatJudge, questions: list[Question]) -> int:
