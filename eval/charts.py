@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, floor, log10
+from math import ceil, cos, floor, log10, pi, sin
 
 import numpy as np
 
@@ -112,4 +112,38 @@ def lines(title: str, series: Mapping[str, Points], unit: str, width: int = 370,
                 f'<text class="tick line-name line-{number}" x="{width - right}" y="{top + 14 * number}" '
                 f'text-anchor="end">{escape(name)}</text>'
             )
+    return "".join([*parts, "</svg>"])
+
+
+def radar(axes: Sequence[str], series: Mapping[str, Sequence[float | None]], size: int = 420) -> str:
+    """A radar of values in [0, 1], one axis a name, the first at the top; each series gets the CSS class `line-K`.
+
+    A value that is None leaves a gap. Fewer than three axes make no area, so there is no chart ("").
+    """
+    if len(axes) < 3:
+        return ""
+    middle, reach = size / 2, size / 2 - 74
+
+    def place(axis: int, value: float) -> tuple[float, float]:
+        angle = 2 * pi * axis / len(axes) - pi / 2
+        return middle + reach * value * cos(angle), middle + reach * value * sin(angle)
+
+    parts = [f'<svg class="chart" viewBox="0 0 {size} {size}" role="img" xmlns="http://www.w3.org/2000/svg">']
+    for ring in (0.25, 0.5, 0.75, 1.0):
+        web = " ".join("{:.1f},{:.1f}".format(*place(axis, ring)) for axis in range(len(axes)))
+        parts.append(f'<polygon class="grid" fill="none" points="{web}"/>')
+    for number, name in enumerate(axes):
+        (x, y), (tx, ty) = place(number, 1.0), place(number, 1.12)
+        anchor = "middle" if abs(tx - middle) < 8 else "start" if tx > middle else "end"
+        parts.append(f'<line class="grid" x1="{middle}" y1="{middle}" x2="{x:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{tx:.1f}" y="{ty + 4:.1f}" text-anchor="{anchor}">{escape(name)}</text>')
+    for number, (name, values) in enumerate(series.items(), 1):
+        corners = [place(axis, value) for axis, value in enumerate(values) if value is not None]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+        shape = "polygon" if len(corners) == len(axes) else "polyline"
+        parts.append(f'<{shape} class="line line-{number}" points="{path}"><title>{escape(name)}</title></{shape}>')
+        parts.append(
+            f'<text class="tick line-name line-{number}" x="{size - 8}" y="{16 * number}" text-anchor="end">'
+            f"{escape(name)}</text>"
+        )
     return "".join([*parts, "</svg>"])

@@ -114,6 +114,16 @@ def test_a_call_goes_over_the_wire_as_the_protocol_says(tmp_path):
     assert answer.parsed == Score(clear=7, score=3) and answer.model == "judge-2026" and answer.completion_tokens
 
 
+def test_headers_query_and_extra_go_along_and_are_no_part_of_a_repr():
+    with ChatServer() as server:
+        where = Endpoint.parse(f"{server.url}/v1?api-version=7", "judge", extra={"top_p": 1})
+        endpoint = Endpoint(where.base_url, "judge", headers={"X-Team": SECRET}, query=where.query, extra=where.extra)
+        with ChatClient(endpoint) as client:
+            client.ask([user("Hello")])
+    assert server.paths == ["/v1/chat/completions?api-version=7"] and server.bodies[0]["top_p"] == 1
+    assert server.headers[0]["x-team"] == SECRET and SECRET not in repr(client)
+
+
 def test_tool_calls_come_back_and_their_results_go_out():
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     with ChatServer(lambda body: Reply(tool_calls=[("add", {"a": 1}), ("add", "{broken")])) as server:
@@ -181,6 +191,34 @@ def test_the_next_attempt_says_what_was_wrong_and_has_more_room_after_a_cut():
     first, second, third = server.bodies
     assert "less than or equal to 10" in texts(second) and texts(first) == "Judge." == texts(third)
     assert [body["max_tokens"] for body in server.bodies] == [50, 50, 100]
+
+
+def test_all_threads_learn_that_a_server_knows_no_schemas():
+    gate = threading.Barrier(3, timeout=20)  # all three have asked with a schema before any is refused
+    with ChatServer(lambda body: GOOD) as server, client_of(server, concurrency=3) as client:
+        original = server._respond
+
+        def respond(handler, body, fault):
+            if "response_format" in body:
+                gate.wait()
+                return handler.send(400, {"error": {"message": "response_format is not supported"}})
+            return original(handler, body, fault)
+
+        server._respond = respond
+        answers = client.ask_many(Request([user(f"{n}")], schema=Score) for n in range(3))
+        client.ask([user("later")], schema=Score)
+    assert [answer.parsed for answer in answers] == [Score(clear=7, score=3)] * 3 and server.calls == 7
+
+
+@pytest.mark.parametrize(("message", "kind"), [
+    ("Your key may not use this model.", "auth"), ("Input flagged by moderation.", "refused"),
+])  # fmt: skip
+def test_a_403_may_be_about_the_key_or_about_the_content(message, kind):
+    with ChatServer() as server:
+        server._respond = lambda handler, body, fault: handler.send(403, {"error": {"message": message}})
+        with pytest.raises(ChatError) as caught:
+            client_of(server).ask([user("Judge.")])
+    assert caught.value.kind == kind and server.calls == 1
 
 
 def test_a_server_that_wants_the_other_name_for_room_gets_it():

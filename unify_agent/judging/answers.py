@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 Kind = Literal[
     "auth", "refused", "rate_limited", "server", "timeout", "unreachable", "malformed", "truncated", "empty"
 ]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 PASSING = frozenset({"rate_limited", "server", "timeout", "unreachable", "malformed", "truncated", "empty"})
 """Kinds that another attempt may mend."""
 _THOUGHT = re.compile(r"\A\s*<think(?:ing)?>(.*?)</think(?:ing)?>", re.DOTALL)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -250,7 +251,7 @@ class ChatClient:
                 self.usage.prompt_tokens += reply["prompt_tokens"] or 0
                 self.usage.completion_tokens += reply["completion_tokens"] or 0
         if self.log is not None:
-            self.log.append({"key": key} | outcome | {"request": record})
+            self.log.append({"key": key, "at": round(time.time(), 3)} | outcome | {"request": record})
 
 
 def _read(reply: dict[str, Any], request: Request, cached: bool) -> Answer:

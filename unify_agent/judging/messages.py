@@ -17,6 +17,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from unify_agent.files import digest
+from unify_agent.interleave.segments import Unusable
 from unify_agent.interleave.transforms import open_picture
 from unify_agent.judging.answers import FunctionCall
 
@@ -30,9 +31,6 @@ class PicturePolicy:
     longest: int = 1024
     format: Literal["png", "jpeg"] = "png"
     quality: int = 95
-
-    def __str__(self) -> str:
-        return f"{self.format}{f' q{self.quality}' if self.format == 'jpeg' else ''} <= {self.longest}"
 
     def encode(self, picture: Image.Image) -> bytes:
         """An RGB picture as the bytes that are sent."""
@@ -64,9 +62,16 @@ class Picture:
         return cls(digest(source), policy, source)
 
     def data_uri(self) -> str:
-        """The picture as it is sent. Raises `Unusable` when it does not decode."""
+        """The picture as it is sent. Raises `Unusable` when it does not decode, or is no longer the one of `digest`."""
         assert self.source is not None, "a picture that is sent has a source"
-        opened = open_picture(self.source)
+        name = str(self.source) if isinstance(self.source, Path) else "picture"
+        try:
+            data = self.source.read_bytes() if isinstance(self.source, Path) else self.source
+        except OSError as error:
+            raise Unusable("picture missing", f"{name} ({error.strerror})") from None
+        if digest(data) != self.digest:
+            raise Unusable("picture changed", name)
+        opened = open_picture(data, name)
         return f"data:image/{self.policy.format};base64,{base64.b64encode(self.policy.encode(opened)).decode()}"
 
 

@@ -14,6 +14,8 @@ from unify_agent.judging.pace import Pace, retry_after
 
 SCHEMA_WORDS = ("response_format", "json_schema", "guided", "structured output")
 """A refusal that names one of these is about the schema; the call is made without it, and so are all later ones."""
+MODERATION_WORDS = ("moderation", "flagged", "content policy", "safety")
+"""A 403 that says one of these refuses the content, not the key."""
 ROOM_WORD = "max_completion_tokens"
 """A refusal that names this wants `max_tokens` under that name."""
 
@@ -41,10 +43,11 @@ class Transport:
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """What is kept of a completion: content, tool calls, finish reason, model, token counts. Raises ChatError."""
         while True:
+            sent = self._fitted(body)
             try:
-                return kept(self._exchange("POST", "/chat/completions", self._fitted(body)))
+                return kept(self._exchange("POST", "/chat/completions", sent))
             except ChatError as error:
-                if error.kind != "refused" or not self._learns(body, error.detail.lower()):
+                if error.kind != "refused" or not self._learns(sent, error.detail.lower()):
                     raise
 
     def close(self) -> None:
@@ -60,12 +63,12 @@ class Transport:
         fitted[self._room] = fitted.pop("max_tokens")
         return fitted
 
-    def _learns(self, body: dict[str, Any], detail: str) -> bool:
-        """Whether a refusal tells something about the server that makes another request worth while."""
-        if self._room != ROOM_WORD and ROOM_WORD in detail:
+    def _learns(self, sent: dict[str, Any], detail: str) -> bool:
+        """Whether the refusal of what was sent tells how to send it again."""
+        if "max_tokens" in sent and ROOM_WORD in detail:
             self._room = ROOM_WORD
             return True
-        if self._schemas and "response_format" in body and any(word in detail for word in SCHEMA_WORDS):
+        if "response_format" in sent and any(word in detail for word in SCHEMA_WORDS):
             self._schemas = False
             return True
         return False
@@ -96,7 +99,7 @@ class Transport:
         except (ValueError, KeyError, TypeError):
             pass
         detail = f"HTTP {status}: {text[:300]}"
-        if status in (401, 403):
+        if status == 401 or (status == 403 and not any(word in text.lower() for word in MODERATION_WORDS)):
             return self._error("auth", detail)
         if status == 429 and code == "insufficient_quota":
             return self._error("refused", detail)
