@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from eval.charts import lines
+from eval.charts import lines, radar
 from eval.openmoji.page import escape, page, table, tag
 from eval.world_agent.contracts import COMPONENT_NAMES, COMPONENTS
 from eval.world_agent.deduce.readouts import READOUTS
 from eval.world_agent.figures import Score, deduce_figures, maintain_figures
-from eval.world_agent.radar import radar
 from unify_agent.errors import UserError
 from unify_agent.files import read_json, write_json, write_text
 
@@ -36,6 +35,14 @@ def _rows(records: Iterable[dict[str, Any]], columns: dict[str, int]) -> list[li
     return [[_number(record[key], digits) for key, digits in columns.items()] for record in records]
 
 
+def _radar(player: str, values: dict[str, float | None]) -> str:
+    """A player's components; the rim is twice the mean over players, and a star marks the three strongest."""
+    there = {name: value for name, value in values.items() if value is not None}
+    best = sorted(there, key=lambda name: -there[name])[:3]
+    axes = [f"{'★ ' if name in best else ''}{name} {value:.2f}" for name, value in there.items()]
+    return radar(axes, {player: [min(value / 2, 1.0) for value in there.values()]}, size=370)
+
+
 def _maintain_part(figures: dict[str, Any]) -> str:
     columns = {"player": 0, "tier": 0, "runs": 0, "completion": 3, "relation": 3, **dict.fromkeys(COMPONENTS, 3),
                "derailed": 0, "crashes": 0, "unresolved": 0, "tokens": 0}  # fmt: skip
@@ -53,12 +60,13 @@ def _maintain_part(figures: dict[str, Any]) -> str:
         )
         for name in ("completion", "relation")
     ]
-    radars = [radar(player, values) for player, values in figures["radar"].items()]
+    radars = [_radar(player, values) for player, values in figures["radar"].items()]
     tests = {"what": 0, "first": 0, "second": 0, "n": 0, "difference": 3, "p": 4}
     return "".join([
         tag("h2", "Maintenance"), table(head, _rows(records, columns), len(head) - 2),
         tag("h2", "Decline over rounds"), tag("div", "".join(charts), "charts"),
-        tag("h2", "Components relative to the mean over players"), tag("div", "".join(radars), "charts"),
+        tag("h2", "Components relative to the mean over players (the second ring)"),
+        tag("div", "".join(radars), "charts"),
         tag("h2", "Paired contrasts (two-sided Wilcoxon)"),
         table(["measure", "first", "second", "pairs", "mean difference", "p"], _rows(figures["contrasts"], tests), 3),
     ])  # fmt: skip

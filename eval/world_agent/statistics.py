@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from eval.statistics import wilcoxon
+
 Cells = Mapping[Any, float]
 """A value for each cell (a case in a tier, a family in a mode, ...)."""
 
@@ -19,14 +21,11 @@ class Paired(NamedTuple):
 
 def paired(first: Cells, second: Cells) -> Paired | None:
     """Wilcoxon's signed-rank test over the cells that both have; None without any."""
-    from scipy.stats import wilcoxon
-
     shared = sorted(first.keys() & second.keys(), key=str)
     if not shared:
         return None
     differences = [first[cell] - second[cell] for cell in shared]
-    p = float(wilcoxon(differences).pvalue) if any(differences) else None
-    return Paired(len(shared), sum(differences) / len(differences), p)
+    return Paired(len(shared), sum(differences) / len(differences), wilcoxon(differences))
 
 
 def pearson(first: Cells, second: Cells) -> tuple[int, float, float] | None:
