@@ -50,7 +50,7 @@ def test_components_stand_by_player_and_tier(runs):
     assert all(each["completion"] == each["relation"] == 1.0 for each in oracle.values())
     assert all(each["completion"] < 1 for each in sloppy.values())
     assert oracle["easy"]["components"]["CA"] == 1.0
-    assert figures["radar"]["oracle"]["events"] > 1 > figures["radar"]["sloppy"]["events"]
+    assert figures["radar"]["oracle"]["E"] > 1 > figures["radar"]["sloppy"]["E"]
     contrast = next(c for c in figures["contrasts"] if (c["first"], c["second"]) == ("oracle", "sloppy"))
     assert contrast["n"] == 3 and contrast["difference"] > 0 and contrast["p"] == 0.25
 

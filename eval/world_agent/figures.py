@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from eval.world_agent.contracts import COMPONENT_NAMES, COMPONENTS
+from eval.world_agent.contracts import COMPONENTS
 from eval.world_agent.deduce.readouts import READOUTS
 from eval.world_agent.engine import TIERS
 from eval.world_agent.statistics import average, paired, pearson
@@ -111,7 +111,7 @@ def _radars(figures: dict[str, Any]) -> dict[str, dict[str, float | None]]:
             own[player] = average([share for share in shares if share is not None])
         middle = average([value for value in own.values() if value is not None])
         for player, value in own.items():
-            result[player][COMPONENT_NAMES[name]] = value / middle if value is not None and middle else None
+            result[player][name] = value / middle if value is not None and middle else None
     return result
 
 

@@ -36,7 +36,7 @@ def _rows(records: Iterable[dict[str, Any]], columns: dict[str, int]) -> list[li
 
 
 def _radar(player: str, values: dict[str, float | None]) -> str:
-    """A player's components; the rim is twice the mean over players, and a star marks the three strongest."""
+    """A player's components; the rim is twice the mean over players."""
     there = {name: value for name, value in values.items() if value is not None}
     best = sorted(there, key=lambda name: -there[name])[:3]
     axes = [f"{'★ ' if name in best else ''}{name} {value:.2f}" for name, value in there.items()]
@@ -60,12 +60,14 @@ def _maintain_part(figures: dict[str, Any]) -> str:
         )
         for name in ("completion", "relation")
     ]
+    names = ", ".join(f"{key} {name}" for key, name in COMPONENT_NAMES.items())
+    legend = f"The second ring is the mean over players, the rim twice that. {names}; a star marks the three strongest."
     radars = [_radar(player, values) for player, values in figures["radar"].items()]
     tests = {"what": 0, "first": 0, "second": 0, "n": 0, "difference": 3, "p": 4}
     return "".join([
         tag("h2", "Maintenance"), table(head, _rows(records, columns), len(head) - 2),
         tag("h2", "Decline over rounds"), tag("div", "".join(charts), "charts"),
-        tag("h2", "Components relative to the mean over players (the second ring)"),
+        tag("h2", "Components relative to the mean over players"), tag("p", escape(legend), "lead"),
         tag("div", "".join(radars), "charts"),
         tag("h2", "Paired contrasts (two-sided Wilcoxon)"),
         table(["measure", "first", "second", "pairs", "mean difference", "p"], _rows(figures["contrasts"], tests), 3),
