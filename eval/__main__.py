@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": ("eval.compare", "two runs on the same items: differences, tests, flips"),
     "papers": ("eval.papers.arithmetic", "the papers' own tables, checked"),
     "openmoji": ("eval.openmoji.command", "measure a model on unseen things of the embedded world"),
+    "world-agent": ("eval.world_agent.command", "can a model keep a world running, and foresee one?"),
     "demo": ("eval.openmoji.demo", "the whole paper in miniature, from nothing to a report"),
 }
 

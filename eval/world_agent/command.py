@@ -1,0 +1,256 @@
+"""`python -m eval world-agent maintain|deduce|score|replay|report|validate` (docs/world_agent.md)."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from data.progress import Progress
+from eval.world_agent.cases import Case, known_cases, load, read_yaml
+from eval.world_agent.chat import ChatJudge, ChatPlayer
+from eval.world_agent.deduce.baselines import PREDICTORS, baseline
+from eval.world_agent.deduce.brief import CONDITIONS, MODES
+from eval.world_agent.deduce.episode import ChatPredictor, Episode, ScriptedPredictor, replay_episode, score_episode
+from eval.world_agent.deduce.family import FOLDS, known_families, load_family
+from eval.world_agent.deduce.validate import check_family, freeze
+from eval.world_agent.engine import TIERS, Engine
+from eval.world_agent.judging import ReferenceJudge
+from eval.world_agent.maintain import INCOMPLETE, Game, maintain, replay_run, score_run
+from eval.world_agent.policies import POLICIES, policy
+from eval.world_agent.replay_page import write_page
+from eval.world_agent.report import write_report
+from eval.world_agent.runs import find_runs, read_run
+from eval.world_agent.validate import check_case
+from unify_agent.errors import UserError
+from unify_agent.judging import ChatClient, Endpoint
+
+OUT = Path("outputs/world_agent")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python -m eval world-agent`."""
+    commands = parser.add_subparsers(dest="track", required=True, metavar="COMMAND")
+    play = commands.add_parser("maintain", help="keep a told world running: play, judge, score")
+    _cases(play, known_cases())
+    play.add_argument("--tier", nargs="+", choices=TIERS, default=list(TIERS), help="what is given (default all three)")
+    _player(play, POLICIES)
+    _endpoint(play, "judge-", "the judge (default: by ids, without a model)")
+    play.add_argument(
+        "--calls",
+        choices=["tools", "text"],
+        default="tools",
+        help="how the model calls: function calling, or JSON in plain text (default tools)",
+    )
+    play.add_argument("--turns", type=int, default=40, help="turns of a round, after which it is ended (default 40)")
+    predict = commands.add_parser("deduce", help="predict a world that runs by itself, and act in it")
+    _cases(predict, known_families())
+    predict.add_argument(
+        "--mode", nargs="+", choices=MODES, default=list(MODES), help="m1: watch; m2: act (default both)"
+    )
+    predict.add_argument(
+        "--condition",
+        nargs="+",
+        choices=CONDITIONS,
+        default=list(CONDITIONS),
+        help="open: rules exactly; naming: in words (default both)",
+    )
+    predict.add_argument(
+        "--fold",
+        nargs="+",
+        type=int,
+        choices=range(FOLDS),
+        default=list(range(FOLDS)),
+        help="starts (default all five)",
+    )
+    _player(predict, PREDICTORS)
+    predict.add_argument("--attempts", type=int, default=3, help="answers that a question may take (default 3)")
+    for name, text in (
+        ("score", "score finished runs from their records alone"),
+        ("replay", "apply saved records again and compare every hash"),
+        ("report", "tables and charts over runs, as one page"),
+    ):
+        each = commands.add_parser(name, help=text)
+        each.add_argument("runs", nargs="+", type=Path, help="run folders, or folders that hold some")
+        if name == "replay":
+            each.add_argument("--page", type=Path, help="also write a page that shows one maintenance run on its map")
+        if name == "report":
+            each.add_argument("--out", type=Path, default=OUT / "report", help=f"folder (default {OUT / 'report'})")
+    check = commands.add_parser("validate", help="prove that cases are sound")
+    check.add_argument("cases", nargs="*", help="ids or files (default: every case)")
+    check.add_argument("--freeze", action="store_true", help="first write the timelines of these deduction families")
+
+
+def _cases(parser: argparse.ArgumentParser, known: dict[str, Path]) -> None:
+    ids = ", ".join(known)
+    parser.add_argument("--case", nargs="+", required=True, metavar="ID", help=f"ids, files, or 'all' (English): {ids}")
+    parser.add_argument("--out", type=Path, default=OUT, help=f"folder of the runs (default {OUT}); runs are continued")
+
+
+def _player(parser: argparse.ArgumentParser, scripted: Any) -> None:
+    parser.add_argument("--player", choices=list(scripted), help="a scripted player instead of a model")
+    _endpoint(parser, "", "the player")
+    parser.add_argument("--room", type=int, default=4096, help="tokens of one answer (default 4096)")
+    parser.add_argument("--budget", type=int, help="tokens that a run may spend before it stops; it can be continued")
+
+
+def _endpoint(parser: argparse.ArgumentParser, prefix: str, whose: str) -> None:
+    parser.add_argument(f"--{prefix}url", help=f"OpenAI-compatible server of {whose}")
+    parser.add_argument(f"--{prefix}model", help=f"model of {whose}")
+    parser.add_argument(f"--{prefix}key-env", metavar="NAME", help="variable of the environment that holds its key")
+
+
+def _client(url: str | None, model: str | None, key_env: str | None, what: str) -> ChatClient:
+    if not url or not model:
+        raise UserError(f"{what}: give both the url and the model")
+    return ChatClient(Endpoint.parse(url, model, key_env=key_env))
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "player"
+
+
+def _chosen(asked: list[str], known: dict[str, Path]) -> list[str]:
+    return [name for name in known if "." not in name] if asked == ["all"] else asked
+
+
+def _check(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value}: at least 1")
+    served = [name for name in ("url", "model", "key_env") if getattr(args, name) is not None]
+    if (args.player is None) is not bool(served):
+        raise UserError("give either --player or --url and --model")
+
+
+def _maintain(args: argparse.Namespace) -> int:
+    _check(args, "turns", "room", "budget")
+    player = None
+    if args.player is None:
+        player = ChatPlayer(_client(args.url, args.model, args.key_env, "player"), args.calls, args.room)
+    judge_model = None
+    if args.judge_url or args.judge_model or args.judge_key_env:
+        judge_model = ChatJudge(_client(args.judge_url, args.judge_model, args.judge_key_env, "judge"))
+
+    def judge(case: Case, engine: Engine) -> ReferenceJudge | ChatJudge:
+        return judge_model or ReferenceJudge(case, engine.log)
+
+    cases = [load(name) for name in _chosen(args.case, known_cases())]
+    left = 0
+    with Progress("maintain", sum(len(case.rounds) for case in cases) * len(args.tier), "rounds") as progress:
+        for case in cases:
+            for tier in args.tier:
+                who = player or policy(args.player, case, tier)
+                place = args.out / "maintain" / _slug(who.identity["player"]) / _name(case.id, case.language) / tier
+                game = Game(place, case, tier, who, args.turns, args.budget, progress.advance)
+                result, open_ = maintain(game, judge)
+                left += open_
+                print(f"{place}: {_told(result)}", flush=True)
+    if left:
+        print(f"{left} questions to the judge stay open; no zero stands for them. The same command asks them again")
+    return INCOMPLETE if left else 0
+
+
+def _name(case: str, language: str) -> str:
+    return case if language == "en" else f"{case}.{language}"
+
+
+def _deduce(args: argparse.Namespace) -> int:
+    _check(args, "attempts", "room", "budget")
+    model = None
+    if args.player is None:
+        model = ChatPlayer(_client(args.url, args.model, args.key_env, "player"), "text", args.room)
+    families = [load_family(name) for name in _chosen(args.case, known_families())]
+    asked = [(f, m, c, k) for f in families for m in args.mode for c in args.condition for k in args.fold]
+    left = 0
+    with Progress("deduce", len(asked), "episodes") as progress:
+        for family, mode, condition, fold in asked:
+            who: Any = ChatPredictor(model) if model else ScriptedPredictor(baseline(args.player, family, fold))
+            place = args.out / "deduce" / _slug(who.identity["player"]) / _name(family.id, family.language)
+            place = place / f"{mode}_{condition}_{fold}"
+            Episode(place, family, mode, condition, fold, who, args.attempts, args.budget).play()
+            result = score_episode(place)
+            left += result["unanswered"]
+            print(f"{place}: {_told(result)}", flush=True)
+            progress.advance()
+    if left:
+        print(f"{left} questions were never answered: their readouts have no total")
+    return INCOMPLETE if left else 0
+
+
+def _told(result: dict[str, Any]) -> str:
+    """A score in one line."""
+    if result["track"] == "maintain":
+        total = result["total"]
+        if total is None:
+            return f"no total: {len(result['unresolved'])} questions to the judge are open"
+        return f"completion {total['completion']}, relations {total['relation']}"
+    parts = [f"{name} {each['f1'] or 'unanswered'}" for name, each in result["readouts"].items()]
+    return ", ".join(parts) + (", goal reached" if result["outcome"]["goal"] and result["mode"] == "m2" else "")
+
+
+def _each(paths: list[Path], work: Callable[[Path, str], str]) -> int:
+    failed = 0
+    for path in find_runs(paths):
+        try:
+            print(f"{path}: {work(path, read_run(path)['track'])}")
+        except UserError as error:
+            failed += 1
+            print(f"error: {error}")
+    return INCOMPLETE if failed else 0
+
+
+def _score(path: Path, track: str) -> str:
+    return _told(score_run(path) if track == "maintain" else score_episode(path))
+
+
+def _replay(path: Path, track: str) -> str:
+    if track == "deduce":
+        return f"{len(replay_episode(path))} events replayed, every hash is the same"
+    engine = replay_run(path)
+    return f"{len(engine.log)} rows and {len(engine.snapshots)} snapshots replayed, every hash is the same"
+
+
+def _problems(asked: list[str], frozen: bool) -> Iterator[tuple[str, list[str]]]:
+    families, cases = known_families(), known_cases()
+    for name in asked or [*cases, *families]:
+        if name in families or (name.endswith(".yaml") and "processes" in read_yaml(Path(name), "case")):
+            if frozen:
+                freeze(load_family(name))
+            yield name, check_family(load_family(name))
+        else:
+            yield name, check_case(load(name))
+
+
+def _validate(args: argparse.Namespace) -> int:
+    wrong = 0
+    for name, problems in _problems(args.cases, args.freeze):
+        print(f"{name}: {'sound' if not problems else f'{len(problems)} problems'}", flush=True)
+        for problem in problems:
+            print(f"  {problem}")
+        wrong += bool(problems)
+    return 1 if wrong else 0
+
+
+def main(args: argparse.Namespace) -> int:
+    """`python -m eval world-agent`."""
+    match args.track:
+        case "maintain":
+            return _maintain(args)
+        case "deduce":
+            return _deduce(args)
+        case "score":
+            return _each(args.runs, _score)
+        case "replay":
+            code = _each(args.runs, _replay)
+            if args.page and not code:
+                print(f"page: {write_page(find_runs(args.runs), args.page)}")
+            return code
+        case "report":
+            print(f"report: {write_report(find_runs(args.runs), args.out)}")
+            return 0
+        case _:
+            return _validate(args)
