@@ -86,7 +86,7 @@ class SegmentsAttention:
             q, k, v = q.float(), k.float(), v.float()
         with torch.autocast(device, enabled=False):
             queries = q.split(self.sizes)
-            keys, values = _Windows.apply(k, self.windows), _Windows.apply(v, self.windows)
+            keys, values = Windows.apply(k, self.windows), Windows.apply(v, self.windows)
             out = torch.cat(
                 [
                     scaled_dot_product(*qkv, self._mask(i, q))
@@ -155,7 +155,7 @@ class SegmentsAttention:
         return allowed
 
 
-class _Windows(torch.autograd.Function):
+class Windows(torch.autograd.Function):
     """The rows of x [L, ...] that each window (a list of ranges) holds. Windows overlap, so the backward pass adds
     them up in one tensor, where slicing would make and add one of full length for every window."""
 
@@ -166,13 +166,14 @@ class _Windows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
-        total = torch.zeros(ctx.shape, dtype=grads[0].dtype, device=grads[0].device)
+        dtype = grads[0].dtype
+        total = torch.zeros(ctx.shape, dtype=torch.promote_types(dtype, torch.float32), device=grads[0].device)
         for ranges, grad in zip(ctx.windows, grads, strict=True):
             at = 0
             for a, b in ranges:
                 total[a:b] += grad[at : at + b - a]
                 at += b - a
-        return total, None
+        return total.to(dtype), None
 
 
 def _merged(ranges: list[Range]) -> tuple[Range, ...]:

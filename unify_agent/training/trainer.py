@@ -30,6 +30,7 @@ from unify_agent.training.compose import to_yaml
 from unify_agent.training.config import Config, ParallelConfig
 from unify_agent.training.console import Console
 from unify_agent.training.ema import Ema
+from unify_agent.training.engine import TorchEngine
 from unify_agent.training.export import commit, export_run
 from unify_agent.training.parallel import World
 from unify_agent.training.parallelize import parallelize
@@ -59,7 +60,8 @@ class Trainer:
         self.model.train()
         self.optimiser = optimiser.build(self.model, config.optim)
         self.ema = Ema(self.model, config.ema)
-        self.stepper = Stepper(self.model, self.optimiser, self.ema, self.parts.encode, config, world)
+        engine = TorchEngine(self.model, self.optimiser, config.optim)
+        self.stepper = Stepper(self.model, engine, self.ema, self.parts.encode, config, world)
         self.done = 0
 
     def run(self, caught: list[int]) -> int:
