@@ -3,7 +3,7 @@
 Torch's fake process group stands for the others and its fake tensors for all memory; the model, its checkpointing and
 sharding, the engine's backward pass, clipping, AdamW and the moving average are those of a run. Torch's own tracker
 follows every storage, and every collective is counted as it is issued: two checks of the plan that share nothing with
-it but the code that trains. Only attention is a stand-in (`probe.attend`), and blocks are not compiled.
+it but the code that trains. Only the attention kernel is a stand-in (`probe.attention`), and blocks are not compiled.
 
 Price: BAGEL-7B over 64 ranks about a minute and 0.5 GB.
 """
@@ -29,7 +29,7 @@ from unify_agent.training.engine import TorchEngine
 from unify_agent.training.parallelize import parallelize
 from unify_agent.training.planning import probe
 from unify_agent.training.planning.memory import GIB
-from unify_agent.training.planning.plan import Plan, model_of
+from unify_agent.training.planning.plan import Plan, attention_of, model_of
 
 CPU = torch.device("cpu")
 
@@ -133,7 +133,7 @@ def _step(plan: Plan, model: nn.Module) -> Executed:
     # The head is called as `cross_entropy`, past the hook that would make its entry.
     tracker.memory_tracking[model.get_submodule("language_model.lm_head")] = _FSDPModMemStats("lm_head")
     with tracker, collectives:
-        out = model(batch, latents, probe.attend)
+        out = model(batch, latents, attention_of(config, plan.work))
         engine.backward(out.ce + out.mse, last=True)
         del out
         # Before the optimiser, whose DTensors have the whole tensors' shapes worked out, which the tracker would count.

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from unify_agent.interleave.batch import PackedBatch
 from unify_agent.interleave.blocks import block_tables
-from unify_agent.model.attention import SHARED_PAIRS, SegmentsAttention
 from unify_agent.model.config import BagelConfig
 from unify_agent.training.planning.parameters import Held, Parameter
 from unify_agent.training.planning.probe import Activations, Encoding
@@ -106,7 +105,7 @@ def memory(
         "ema": held.ema,
     }
     static = dict.fromkeys(constant, 0) if layout.offload else constant
-    masks, pixels = mask_bytes(batch, attention, layout.compute), batch_bytes(batch)
+    masks, pixels = mask_bytes(batch, attention), batch_bytes(batch)
     moments = {}
     for moment in MOMENTS:
         within = moment != "encoding"
@@ -140,16 +139,14 @@ def units(parameters: Sequence[Parameter]) -> dict[str, int]:
     return found
 
 
-def mask_bytes(batch: PackedBatch, attention: str, compute: int) -> int:
-    """What says who sees whom: FlexAttention's tables, or the masks of all chunks (of the widest one, when they are
-    built anew in every layer)."""
-    if attention == "flex":
-        tables = block_tables(batch.spans, batch.length)
-        blocks = tables.partial.shape[0]
-        per_token = sum(getattr(tables, each).nbytes for each in ("span", "document", "run", "reach"))
-        return per_token + tables.seen.nbytes + 4 * 4 * (blocks + blocks * blocks)
-    chunks = [chunk.pairs for chunk in SegmentsAttention(batch.spans, batch.length).chunks]
-    return compute * (sum(chunks) if sum(chunks) <= SHARED_PAIRS else max(chunks))
+def mask_bytes(batch: PackedBatch, attention: str) -> int:
+    """What tells FlexAttention who sees whom. The other back ends' masks are few, or lie among the activations."""
+    if attention != "flex":
+        return 0
+    tables = block_tables(batch.spans, batch.length)
+    blocks = tables.partial.shape[0]
+    per_token = sum(getattr(tables, each).nbytes for each in ("span", "document", "run", "reach"))
+    return per_token + tables.seen.nbytes + 4 * 4 * (blocks + blocks * blocks)
 
 
 def batch_bytes(batch: PackedBatch) -> int:

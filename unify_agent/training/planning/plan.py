@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from unify_agent.errors import UserError
+from unify_agent.model.attention import Attend
 from unify_agent.model.config import BagelConfig
 from unify_agent.model.loading import DTYPES, on_meta
 from unify_agent.training import parallel
@@ -112,7 +113,8 @@ def planned(config: Config, shape: BagelConfig, card: Card, mesh: tuple[int, int
         offload=settings.offload,
         partial=replicate > 1 and settings.packs_per_step > replicate * shard,
     )
-    kept = probe.activations(lambda small: computing(config, small), shape, work.largest)
+    attend = attention_of(config, work)
+    kept = probe.activations(lambda small: computing(config, small), shape, work.largest, attend)
     encoding = probe.encoding(shape.vae, work.largest)
     needed = memory(
         shape, parameters, counted, layout, kept, encoding, work.largest, str(config.model.attention)
@@ -131,6 +133,11 @@ def computing(config: Config, shape: BagelConfig) -> nn.Module:
     model = model_of(config, shape).to(compute_type(config.parallel))
     alone = parallel.World(0, 1, torch.device("cpu"), None)
     return parallelize(model, alone, replace(config.parallel, compile=False))
+
+
+def attention_of(config: Config, work: Workload) -> Attend | None:
+    """The back end of the run, for the largest pack, as `probe.attention`."""
+    return probe.attention(config.model.attention, compute_type(config.parallel), work.largest)
 
 
 def compute_type(settings: ParallelConfig) -> torch.dtype:

@@ -5,8 +5,8 @@ sizes: a forward pass of BAGEL-7B over 41,520 tokens takes a second and no memor
 made and freed. A model of one decoder layer and one ViT layer gives the peaks; another layer of either kind tells what
 a layer keeps; depth multiplies.
 
-Attention is left out by a stand-in that takes and keeps what a fused kernel does: queries, keys, values, the result
-and one float32 for each query and head.
+Only the attention kernel of a GPU is a stand-in, which takes and keeps what fused kernels do: queries, keys, values, the
+result and one float32 for each query and head. What `segments` gathers for its kernel is the real code's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unify_agent.interleave.batch import PackedBatch
+from unify_agent.model.attention import Attend
 from unify_agent.model.config import BagelConfig, VaeConfig
+from unify_agent.model.varlen import VarlenAttention
 
 Build = Callable[[BagelConfig], nn.Module]
 """A model of a configuration on the meta device, in the compute dtype, with adapters and checkpointing applied."""
@@ -76,16 +78,18 @@ class Activations:
     gradients."""
 
 
-def activations(build: Build, shape: BagelConfig, batch: PackedBatch) -> Activations:
-    """Of a model of `shape` trained on `batch`."""
-    one = _measured(build, shape, batch, 1, 1)
-    decoder = _measured(build, shape, batch, 2, 1).kept - one.kept
-    vit = _measured(build, shape, batch, 1, 2).kept - one.kept
+def activations(build: Build, shape: BagelConfig, batch: PackedBatch, attend: Attend | None) -> Activations:
+    """Of a model of `shape` trained on `batch`; `attend` as `attention` chooses it."""
+    one = _measured(build, shape, batch, attend, 1, 1)
+    decoder = _measured(build, shape, batch, attend, 2, 1).kept - one.kept
+    vit = _measured(build, shape, batch, attend, 1, 2).kept - one.kept
     more = decoder * (shape.llm.num_hidden_layers - 1) + vit * (shape.vit.layers_built - 1)
     return replace(one, kept=one.kept + more)
 
 
-def _measured(build: Build, shape: BagelConfig, batch: PackedBatch, decoder: int, vit: int) -> Activations:
+def _measured(
+    build: Build, shape: BagelConfig, batch: PackedBatch, attend: Attend | None, decoder: int, vit: int
+) -> Activations:
     small = replace(
         shape,
         llm=replace(shape.llm, num_hidden_layers=decoder),
@@ -176,6 +180,10 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor
 planned_attention.register_autograd(_backward, setup_context=_keep)
 
 
-def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The stand-in, as an `Attend`."""
-    return planned_attention(q, k, v)[0]
+def attention(name: str, compute: torch.dtype, batch: PackedBatch) -> Attend | None:
+    """The back end `name` as a GPU has it, its kernel a stand-in. None: what runs everywhere (`segments` in float32)."""
+    if name == "flex":
+        return lambda layer, q, k, v: planned_attention(q, k, v)[0]
+    if compute == torch.float32:
+        return None
+    return VarlenAttention(batch.spans, "cpu", kernel=lambda q, k, v, runs: planned_attention(q, k, v)[0])
