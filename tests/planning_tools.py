@@ -42,7 +42,14 @@ WIDE = replace(
 )
 """BAGEL-7B-MoT with three decoder layers and two ViT layers."""
 
-BASE = ("model.arch=tests.planning_tools:SMALL", "data=openmoji", "data.sources=[]", "planning.picture=64")
+BASE = (
+    "model.arch=tests.planning_tools:SMALL",
+    "data=openmoji",
+    "data.sources=[]",
+    "data.vae_transform.min=32",
+    "data.vit_transform.min=28",
+    "planning.picture=64",
+)
 """An assumed pack of 4,000 tokens."""
 SHORT = (*BASE, "data.expected_tokens=1000", "data.max_tokens=1024", "data.max_tokens_per_sample=1000")
 

@@ -29,7 +29,7 @@ from unify_agent.training.engine import TorchEngine
 from unify_agent.training.parallelize import parallelize
 from unify_agent.training.planning import probe
 from unify_agent.training.planning.memory import GIB
-from unify_agent.training.planning.plan import Plan, attention_of, model_of
+from unify_agent.training.planning.plan import Plan, compute_type, model_of
 
 CPU = torch.device("cpu")
 
@@ -128,12 +128,13 @@ def _step(plan: Plan, model: nn.Module) -> Executed:
     engine = TorchEngine(model, adam, config.optim)
     engine.begin()
     latents = torch.empty(len(batch.latent_at), plan.shape.latent_dim)
+    attend = probe.attention(config.model.attention, compute_type(config.parallel), batch)
     tracker, collectives = FSDPMemTracker(model, adam), Collectives()
     tracker.track_inputs(tuple(ema.tensors.values()))
     # The head is called as `cross_entropy`, past the hook that would make its entry.
     tracker.memory_tracking[model.get_submodule("language_model.lm_head")] = _FSDPModMemStats("lm_head")
     with tracker, collectives:
-        out = model(batch, latents, attention_of(config, plan.work))
+        out = model(batch, latents, attend)
         engine.backward(out.ce + out.mse, last=True)
         del out
         # Before the optimiser, whose DTensors have the whole tensors' shapes worked out, which the tracker would count.

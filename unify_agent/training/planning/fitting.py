@@ -14,7 +14,7 @@ from unify_agent.errors import UserError
 from unify_agent.training.compose import check
 from unify_agent.training.config import Config
 from unify_agent.training.planning.memory import GIB
-from unify_agent.training.planning.plan import Plan, mesh_of, planned
+from unify_agent.training.planning.plan import Plan, mesh_of, planned, read
 from unify_agent.training.planning.workload import workload
 
 LORA_RANK = 64
@@ -35,6 +35,7 @@ def refuse(plan: Plan) -> None:
 
 def nearest(plan: Plan) -> str | None:
     """Overrides, as on the command line, with which it would fit."""
+    before, readings = plan.config, plan.readings
     for changes in _changes(plan):
         config = deepcopy(plan.config)
         for key, value in changes.items():
@@ -42,12 +43,13 @@ def nearest(plan: Plan) -> str | None:
         try:
             check(config)
             mesh = mesh_of(config)
-            work = plan.work
-            if config.data != plan.config.data:
-                work = workload(config, plan.shape, mesh[0] * mesh[1])
+            work = plan.work if config.data == plan.config.data else workload(config, plan.shape, plan.world)
         except UserError:
             continue  # not every change goes with every configuration
-        if planned(config, plan.shape, plan.card, mesh, work).fits:
+        if (config.data, config.lora, _computed(config)) != (before.data, before.lora, _computed(before)):
+            readings = read(config, plan.shape, work, plan.readings.encoding if work is plan.work else None)
+        before = config
+        if planned(config, plan.shape, plan.card, mesh, work, readings).fits:
             return " ".join(f"{key}={_text(value)}" for key, value in changes.items())
     return None
 
@@ -75,6 +77,11 @@ def _changes(plan: Plan) -> Iterator[dict[str, Any]]:
         tokens = data.max_tokens // part
         keys = ("data.expected_tokens", "data.max_tokens", "data.max_tokens_per_sample")
         yield changes | {key: min(tokens, getattr(data, key.partition(".")[2])) for key in keys}
+
+
+def _computed(config: Config) -> tuple[str, str]:
+    """What decides about activations, apart from data and adapters."""
+    return config.parallel.dtype, config.parallel.checkpointing
 
 
 def _set(config: Config, key: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unify_agent.interleave.batch import PackedBatch
 from unify_agent.interleave.blocks import block_tables
-from unify_agent.model.config import BagelConfig
+from unify_agent.model.config import LlmConfig
 from unify_agent.training.planning.parameters import Held, Parameter
 from unify_agent.training.planning.probe import Activations, Encoding
 
@@ -49,6 +49,10 @@ class Memory:
 
     moments: dict[str, dict[str, int]]
     host: dict[str, int]
+    decoder: int
+    """Of the activations, what each decoder layer keeps."""
+    vit: int
+    """Of the activations, what each ViT layer keeps."""
 
     @property
     def worst(self) -> str:
@@ -76,17 +80,25 @@ class Layout:
     partial: bool
 
 
+@dataclass(frozen=True)
+class Readings:
+    """What `probe` read off the code for the largest pack."""
+
+    kept: Activations
+    encoding: Encoding
+
+
 def memory(
-    shape: BagelConfig,
+    llm: LlmConfig,
     parameters: Sequence[Parameter],
     held: Held,
     layout: Layout,
-    kept: Activations,
-    encoding: Encoding,
+    readings: Readings,
     batch: PackedBatch,
     attention: str,
 ) -> Memory:
-    """Puts the parts together; `kept` and `encoding` come from `probe`."""
+    """Puts the parts together."""
+    kept, encoding = readings.kept, readings.encoding
     sizes = units(parameters)
     trained = units([each for each in parameters if each.trained])
     head, root = sizes.get("head", 0), sizes.get("root", 0)
@@ -96,7 +108,6 @@ def memory(
         "loss": root + 2 * head,  # the head, and the buffer that it was gathered in
         "backward": root + 2 * sizes[block] + trained.get(block, 0),  # this block, the next one, this one's gradients
     }
-    llm = shape.llm
     head_gradients = (llm.vocab_size + len(batch.ce_at)) * llm.hidden_size * layout.compute if len(batch.ce_at) else 0
     constant = {
         "weights": held.weights,
@@ -121,7 +132,7 @@ def memory(
             "allowance": ALLOWANCE,
         }
         moments[moment] = {part: moments[moment][part] for part in PARTS}
-    return Memory(moments, constant if layout.offload else {})
+    return Memory(moments, constant if layout.offload else {}, kept.decoder, kept.vit)
 
 
 def units(parameters: Sequence[Parameter]) -> dict[str, int]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import log
 
 import torch
 from torch import nn
 
 from unify_agent.errors import UserError
-from unify_agent.model.attention import Attend
 from unify_agent.model.config import BagelConfig
 from unify_agent.model.loading import DTYPES, on_meta
 from unify_agent.training import parallel
@@ -21,9 +20,10 @@ from unify_agent.training.parallelize import parallelize
 from unify_agent.training.planning import probe
 from unify_agent.training.planning.cards import Card, card_of
 from unify_agent.training.planning.flops import Flops, flops
-from unify_agent.training.planning.memory import Layout, Memory, memory
+from unify_agent.training.planning.memory import Layout, Memory, Readings, memory
 from unify_agent.training.planning.network import Network, network
 from unify_agent.training.planning.parameters import Held, Parameter, held, parameters_of
+from unify_agent.training.planning.probe import Encoding
 from unify_agent.training.planning.workload import Load, Workload, shape_of, workload
 
 
@@ -37,6 +37,7 @@ class Plan:
     mesh: tuple[int, int]
     """(replicate, shard)."""
     work: Workload
+    readings: Readings
     loads: tuple[Load, ...]
     parameters: tuple[Parameter, ...]
     held: Held
@@ -95,32 +96,37 @@ def plan(config: Config) -> Plan:
     among it, an unknown architecture; also for a card that is not known."""
     if config.task != "sft":
         raise UserError(f"task={config.task}: a plan is made for task=sft")
+    if config.parallel.strategy != "fsdp":
+        raise UserError(f"parallel.strategy={config.parallel.strategy}: a plan is made for fsdp")
     card, mesh = card_of(config.planning.card), mesh_of(config)
     shape = shape_of(config)
     work = workload(config, shape, mesh[0] * mesh[1])
-    return planned(config, shape, card, mesh, work)
+    return planned(config, shape, card, mesh, work, read(config, shape, work))
 
 
-def planned(config: Config, shape: BagelConfig, card: Card, mesh: tuple[int, int], work: Workload) -> Plan:
-    """The plan for packs that are given."""
+def read(config: Config, shape: BagelConfig, work: Workload, encoding: Encoding | None = None) -> Readings:
+    """What the code says of the largest pack; `encoding` when it is known."""
+    attend = probe.attention(config.model.attention, compute_type(config.parallel), work.largest)
+    kept = probe.activations(partial(computing, config), shape, work.largest, attend)
+    return Readings(kept, encoding or probe.encoding(shape.vae, work.largest))
+
+
+def planned(
+    config: Config, shape: BagelConfig, card: Card, mesh: tuple[int, int], work: Workload, readings: Readings
+) -> Plan:
+    """The plan for packs, and readings of them, that are there already."""
     parameters = tuple(parameters_of(model_of(config, shape)))
     counted = held(parameters, mesh[1])
-    settings = config.parallel
-    replicate, shard = mesh
+    settings, world = config.parallel, mesh[0] * mesh[1]
     layout = Layout(
-        sharded=settings.offload or settings.dtype != "fp32" or replicate * shard > 1,
+        sharded=settings.offload or settings.dtype != "fp32" or world > 1,
         compute=compute_type(settings).itemsize,
         offload=settings.offload,
-        partial=replicate > 1 and settings.packs_per_step > replicate * shard,
+        partial=mesh[0] > 1 and settings.packs_per_step > world,
     )
-    attend = attention_of(config, work)
-    kept = probe.activations(lambda small: computing(config, small), shape, work.largest, attend)
-    encoding = probe.encoding(shape.vae, work.largest)
-    needed = memory(
-        shape, parameters, counted, layout, kept, encoding, work.largest, str(config.model.attention)
-    )
+    needed = memory(shape.llm, parameters, counted, layout, readings, work.largest, config.model.attention)
     loads = tuple(Load.of(batch) for batch in work.typical)
-    return Plan(config, shape, card, mesh, work, loads, parameters, counted, needed)
+    return Plan(config, shape, card, mesh, work, readings, loads, parameters, counted, needed)
 
 
 def model_of(config: Config, shape: BagelConfig) -> nn.Module:
@@ -133,11 +139,6 @@ def computing(config: Config, shape: BagelConfig) -> nn.Module:
     model = model_of(config, shape).to(compute_type(config.parallel))
     alone = parallel.World(0, 1, torch.device("cpu"), None)
     return parallelize(model, alone, replace(config.parallel, compile=False))
-
-
-def attention_of(config: Config, work: Workload) -> Attend | None:
-    """The back end of the run, for the largest pack, as `probe.attention`."""
-    return probe.attention(config.model.attention, compute_type(config.parallel), work.largest)
 
 
 def compute_type(settings: ParallelConfig) -> torch.dtype:

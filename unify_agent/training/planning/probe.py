@@ -5,8 +5,8 @@ sizes: a forward pass of BAGEL-7B over 41,520 tokens takes a second and no memor
 made and freed. A model of one decoder layer and one ViT layer gives the peaks; another layer of either kind tells what
 a layer keeps; depth multiplies.
 
-Only the attention kernel of a GPU is a stand-in, which takes and keeps what fused kernels do: queries, keys, values, the
-result and one float32 for each query and head. What `segments` gathers for its kernel is the real code's.
+Only the attention kernel of a GPU is a stand-in, which takes and keeps what fused kernels do: queries, keys, values,
+the result and one float32 for each query and head. What `segments` gathers for its kernel is the real code's.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ class Activations:
     block: int
     """More than that at the worst moment of the backward pass: a block's activations, computed again, and their
     gradients."""
+    decoder: int = 0
+    """Of `kept`, what each decoder layer adds."""
+    vit: int = 0
+    """Of `kept`, what each ViT layer adds."""
 
 
 def activations(build: Build, shape: BagelConfig, batch: PackedBatch, attend: Attend | None) -> Activations:
@@ -84,7 +88,7 @@ def activations(build: Build, shape: BagelConfig, batch: PackedBatch, attend: At
     decoder = _measured(build, shape, batch, attend, 2, 1).kept - one.kept
     vit = _measured(build, shape, batch, attend, 1, 2).kept - one.kept
     more = decoder * (shape.llm.num_hidden_layers - 1) + vit * (shape.vit.layers_built - 1)
-    return replace(one, kept=one.kept + more)
+    return replace(one, kept=one.kept + more, decoder=decoder, vit=vit)
 
 
 def _measured(
@@ -181,7 +185,7 @@ planned_attention.register_autograd(_backward, setup_context=_keep)
 
 
 def attention(name: str, compute: torch.dtype, batch: PackedBatch) -> Attend | None:
-    """The back end `name` as a GPU has it, its kernel a stand-in. None: what runs everywhere (`segments` in float32)."""
+    """The back end `name` as a GPU has it, with the stand-in. None: what runs everywhere (`segments` in float32)."""
     if name == "flex":
         return lambda layer, q, k, v: planned_attention(q, k, v)[0]
     if compute == torch.float32:

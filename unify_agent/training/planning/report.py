@@ -67,6 +67,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "memory_gib": {part: _gib(size) for part, size in memory.parts.items()}
         | {"total": sum(_gib(size) for size in memory.parts.values())},
         "memory_moment": memory.worst,
+        "activations_gib_per_layer": {"decoder": _gib(memory.decoder), "vit": _gib(memory.vit)},
         "memory_gib_by_moment": {
             moment: sum(_gib(size) for size in memory.moments[moment].values()) for moment in MOMENTS
         },
@@ -151,8 +152,12 @@ def _memory(plan: Plan) -> Iterator[str]:
     if memory.host:
         held = ", ".join(f"{WORDS[part]} {size / GIB:.1f}" for part, size in memory.host.items())
         yield f"in host memory, for each rank: {held}"
-    share = memory.total / GIB / plan.card.gib
-    yield f"{memory.total / GIB:.1f} of {plan.card.gib} GiB: " + (f"fits ({share:.0%})" if plan.fits else "does not fit")
+    yield (
+        f"of the activations each decoder layer keeps {memory.decoder / GIB:.3f} and each ViT layer "
+        f"{memory.vit / GIB:.3f}"
+    )
+    verdict = f"fits ({memory.total / GIB / plan.card.gib:.0%})" if plan.fits else "does not fit"
+    yield f"{memory.total / GIB:.1f} of {plan.card.gib} GiB: {verdict}"
 
 
 def _flops(plan: Plan) -> Iterator[str]:
