@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unify_agent.training.config import PlanningConfig
 from unify_agent.training.planning.cards import Card
 from unify_agent.training.planning.memory import units
 from unify_agent.training.planning.parameters import Parameter
@@ -17,11 +18,13 @@ from unify_agent.training.planning.parameters import Parameter
 
 @dataclass(frozen=True)
 class Network:
-    """Bytes sent by one rank per step, and GB/s of the links that they take."""
+    """Bytes sent by one rank per step, and GB/s of the links that they take. `host`: what offloading moves between
+    card and host memory, weights in twice for every pack and gradients out once."""
 
     gathered: float
     scattered: float
     summed: float
+    host: float
     shard_link: float
     replica_link: float
 
@@ -40,19 +43,21 @@ def network(
     accumulation: int,
     compute: int,
     card: Card,
-    node: int,
-    between: float,
+    planning: PlanningConfig,
+    offload: bool,
 ) -> Network:
-    """`compute`: bytes of a number while computing; `node`: cards in a node; `between`: GB/s of a card to others."""
+    """`compute`: bytes of a number while computing."""
     replicate, shard = mesh
     sizes = units(parameters)
     trained = sum(each.numel for each in parameters if each.trained)
     twice = sum(size for name, size in sizes.items() if name not in ("head", "root"))
     ring = (shard - 1) / shard
+    moved = sum(each.numel * each.bytes_each * (2 + each.trained) for each in parameters) / shard
     return Network(
         gathered=accumulation * ring * compute * (sum(sizes.values()) + twice),
         scattered=accumulation * ring * 4 * trained,
         summed=2 * (replicate - 1) / replicate * 4 * trained / shard,
-        shard_link=card.link if shard <= node else between,
-        replica_link=card.link if replicate * shard <= node else between,
+        host=accumulation * moved * offload,
+        shard_link=card.link if shard <= planning.node else planning.network,
+        replica_link=card.link if replicate * shard <= planning.node else planning.network,
     )

@@ -72,10 +72,10 @@ class Plan:
 
     @cached_property
     def network(self) -> Network:
-        planning = self.config.planning
-        compute = compute_type(self.config.parallel).itemsize
+        settings = self.config.parallel
+        compute = compute_type(settings).itemsize
         return network(
-            self.parameters, self.mesh, self.accumulation, compute, self.card, planning.node, planning.network
+            self.parameters, self.mesh, self.accumulation, compute, self.card, self.config.planning, settings.offload
         )
 
     def seconds(self, mfu: float) -> float:

@@ -84,6 +84,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "summed_gib": network.summed / GIB,
             "total_gib": network.total / GIB,
             "seconds_unhidden": network.seconds,
+            "host_gib": network.host / GIB,
         },
     }
 
@@ -184,3 +185,5 @@ def _network(plan: Plan) -> Iterator[str]:
         f"over {plan.mesh[1]} shards ({network.shard_link:g} GB/s), {network.summed / GIB:.1f} to sum over "
         f"{plan.mesh[0]} replicas ({network.replica_link:g} GB/s): {network.seconds:.2f} s if nothing hides it"
     )
+    if network.host:
+        yield f"offloading moves {network.host / GIB:.1f} GiB a step between card and host memory"
