@@ -214,6 +214,7 @@ def test_traffic_between_nodes_takes_the_networks_time():
         (["planning.card=h30"], "h20"),
         (["+recipe=openmoji_vae"], "task=sft"),
         (["parallel=deepspeed_zero3"], "fsdp"),
+        (["lora.rank=8"], "lora.rank=0"),
         (["planning.world=64", "parallel.shard=7"], "the nearest mesh is parallel.replicate=8 parallel.shard=8"),
         (["+recipe=sft_64xh20", "parallel.shard=16"], "the nearest mesh is parallel.replicate=4 parallel.shard=16"),
         (["planning.world=4", "parallel.packs_per_step=6"], "parallel.packs_per_step=8"),

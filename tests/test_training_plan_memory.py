@@ -21,7 +21,6 @@ from unify_agent.training.planning.parameters import held, parameters_of
 from unify_agent.training.planning.plan import computing, mesh_of, plan
 from unify_agent.training.planning.plan import planned as planned_with
 
-SLOW = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 BF16 = ("parallel.dtype=bf16", "model.attention=flex")
 HYBRID = (*BF16, "parallel.replicate=8", "parallel.shard=8", "parallel.packs_per_step=64")
@@ -111,12 +110,13 @@ def test_less_is_planned_for_more_shards_and_offload_and_more_for_accumulation()
 SEVEN_B = ("+recipe=sft_64xh20", "model.path=null")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
         (*SEVEN_B, "model.arch=tests.planning_tools:WIDE", "parallel.checkpointing=full"),
-        pytest.param((*SEVEN_B, "model.arch=tests.planning_tools:WIDE", "parallel.checkpointing=none"), marks=SLOW),
-        pytest.param(SEVEN_B, marks=SLOW),
+        (*SEVEN_B, "model.arch=tests.planning_tools:WIDE", "parallel.checkpointing=none"),
+        SEVEN_B,
     ],
     ids=["three layers, full", "three layers, none", "BAGEL-7B, selective"],
 )

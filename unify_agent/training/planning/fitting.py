@@ -1,7 +1,7 @@
 """A configuration that cannot fit is refused, and the nearest one that would is named.
 
-What is tried, in this order, is what changes the run least: first what costs time only, then more shards, then what
-trains another thing.
+What is tried, in this order, is what changes the run least: first what costs time only, then more shards, then host
+memory, then shorter packs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from unify_agent.training.config import Config
 from unify_agent.training.planning.memory import GIB
 from unify_agent.training.planning.plan import Plan, mesh_of, planned, read
 from unify_agent.training.planning.workload import workload
-
-LORA_RANK = 64
 
 
 def refuse(plan: Plan) -> None:
@@ -46,7 +44,7 @@ def nearest(plan: Plan) -> str | None:
             work = plan.work if config.data == plan.config.data else workload(config, plan.shape, plan.world)
         except UserError:
             continue  # not every change goes with every configuration
-        if (config.data, config.lora, _computed(config)) != (before.data, before.lora, _computed(before)):
+        if (config.data, _computed(config)) != (before.data, _computed(before)):
             readings = read(config, plan.shape, work, plan.readings.encoding if work is plan.work else None)
         before = config
         if planned(config, plan.shape, plan.card, mesh, work, readings).fits:
@@ -70,8 +68,6 @@ def _changes(plan: Plan) -> Iterator[dict[str, Any]]:
         yield changes
     if not settings.offload:
         yield changes | {"parallel.offload": True}
-    if plan.config.lora.rank == 0:
-        yield changes | {"lora.rank": LORA_RANK, "lora.base_dtype": "bf16"}
     data = plan.config.data
     for part in (2, 4, 8):
         tokens = data.max_tokens // part
@@ -80,7 +76,7 @@ def _changes(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _computed(config: Config) -> tuple[str, str]:
-    """What decides about activations, apart from data and adapters."""
+    """What decides about activations, apart from the data."""
     return config.parallel.dtype, config.parallel.checkpointing
 
 

@@ -98,6 +98,8 @@ def plan(config: Config) -> Plan:
         raise UserError(f"task={config.task}: a plan is made for task=sft")
     if config.parallel.strategy != "fsdp":
         raise UserError(f"parallel.strategy={config.parallel.strategy}: a plan is made for fsdp")
+    if config.lora.rank:
+        raise UserError(f"lora.rank={config.lora.rank}: a plan is made for the weights themselves, lora.rank=0")
     card, mesh = card_of(config.planning.card), mesh_of(config)
     shape = shape_of(config)
     work = workload(config, shape, mesh[0] * mesh[1])
