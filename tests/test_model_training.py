@@ -109,6 +109,13 @@ def test_a_chunk_meets_only_keys_that_it_may_see():
     assert sum(c.pairs for c in attend.chunks) < 1000 * 1000 * 0.65
 
 
+def test_a_large_picture_is_cut_into_long_chunks_without_masks():
+    attend = SegmentsAttention([Span(0, 300, "causal"), Span(300, 2500, "full"), Span(2500, 2600, "causal")], 2600)
+    pictures = [n for n, chunk in enumerate(attend.chunks) if chunk.spans == (1,)]
+    assert max(attend.sizes[n] for n in pictures) == 1024 and all(attend.allowed(n).all() for n in pictures)
+    assert max(size for n, size in enumerate(attend.sizes) if n not in pictures) <= 256
+
+
 def test_spans_with_a_gap_are_refused():
     with pytest.raises(ValueError, match="cover"):
         SegmentsAttention([Span(0, 3, "causal"), Span(4, 6, "causal")], 6)

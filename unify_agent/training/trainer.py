@@ -23,17 +23,16 @@ from torch import Tensor
 
 from unify_agent import files
 from unify_agent.errors import UserError
-from unify_agent.model.bagel import Bagel
 from unify_agent.training import checkpoint, metrics, optimiser, parallel, plots
 from unify_agent.training.assembly import Assembly, assemble
 from unify_agent.training.compose import to_yaml
-from unify_agent.training.config import Config, ParallelConfig
+from unify_agent.training.config import Config
 from unify_agent.training.console import Console
 from unify_agent.training.ema import Ema
 from unify_agent.training.engine import TorchEngine
 from unify_agent.training.export import commit, export_run
 from unify_agent.training.parallel import World
-from unify_agent.training.parallelize import parallelize
+from unify_agent.training.parallelize import place
 from unify_agent.training.step import Stepper
 
 
@@ -56,7 +55,7 @@ class Trainer:
         self.folder = Path(config.output)
         self.checkpoints = self.folder / "checkpoints"
         self.parts = parts
-        self.model = _placed(parts, world, config.parallel)
+        self.model = place(parts.model, parts.weights, world, config.parallel)
         self.model.train()
         self.optimiser = optimiser.build(self.model, config.optim)
         self.ema = Ema(self.model, config.ema)
@@ -180,16 +179,6 @@ class Trainer:
         self.world.barrier()
         console.say(f"done: {self.done} steps; {self.config.export.weights} weights in {final}")
         return 0
-
-
-def _placed(parts: Assembly, world: World, config: ParallelConfig) -> Bagel:
-    """The model, sharded. Stored weights are read after that, so a rank never holds more than its shard of them."""
-    home = "cpu" if config.offload else world.device
-    if parts.weights is None:
-        return parallelize(parts.model.to(home), world, config)
-    model = parallelize(parts.model, world, config).to_empty(device=home)
-    parts.weights.fill(model, parallel.shard)
-    return model
 
 
 @contextmanager
