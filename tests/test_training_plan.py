@@ -169,6 +169,9 @@ def test_only_the_first_rank_prints(monkeypatch, capsys):
 TWO = (*SHORT, "planning.world=2", "parallel.packs_per_step=2")
 
 
+ADAPTED = ("model.init=pretrained", "lora.rank=4", "lora.base_dtype=bf16")
+
+
 def told_anew(*overrides: str) -> dict:
     """The same for settings that leave what the code does with a pack as it is: it is not read off again."""
     config, base = compose([*TWO, *overrides]), planned(*TWO)
@@ -200,6 +203,16 @@ def test_what_a_pack_needs_depends_on_how_it_is_computed():
     assert told(*TWO, "parallel.dtype=bf16")["memory_gib"] != told(*TWO)["memory_gib"]
 
 
+def test_adapters_are_counted_as_what_is_trained():
+    plain, adapted = told(*TWO, "parallel.dtype=bf16"), told(*TWO, "parallel.dtype=bf16", *ADAPTED)
+    assert adapted["parameters"]["total"] > plain["parameters"]["total"]
+    assert adapted["parameters"]["trainable"] < plain["parameters"]["trainable"] / 2
+    assert adapted["parameters"]["groups"]["ViT"]["trainable"] == 0
+    assert adapted["memory_gib"]["optimiser"] < plain["memory_gib"]["optimiser"] / 2
+    assert adapted["flops_per_token"]["decoder, und"] < plain["flops_per_token"]["decoder, und"]
+    assert adapted["network"]["scattered_gib"] < plain["network"]["scattered_gib"] / 2
+
+
 def test_traffic_between_nodes_takes_the_networks_time():
     slow = told_anew("planning.node=1", "planning.network=1")["network"]
     fast = told_anew("planning.node=1", "planning.network=100")["network"]
@@ -214,7 +227,6 @@ def test_traffic_between_nodes_takes_the_networks_time():
         (["planning.card=h30"], "h20"),
         (["+recipe=openmoji_vae"], "task=sft"),
         (["parallel=deepspeed_zero3"], "fsdp"),
-        (["lora.rank=8"], "lora.rank=0"),
         (["planning.world=64", "parallel.shard=7"], "the nearest mesh is parallel.replicate=8 parallel.shard=8"),
         (["+recipe=sft_64xh20", "parallel.shard=16"], "the nearest mesh is parallel.replicate=4 parallel.shard=16"),
         (["planning.world=4", "parallel.packs_per_step=6"], "parallel.packs_per_step=8"),

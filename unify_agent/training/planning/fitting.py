@@ -1,7 +1,7 @@
 """A configuration that cannot fit is refused, and the nearest one that would is named.
 
 What is tried, in this order, is what changes the run least: first what costs time only, then more shards, then host
-memory, then shorter packs.
+memory, then what trains less: adapters, shorter packs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from unify_agent.training.config import Config
 from unify_agent.training.planning.memory import GIB
 from unify_agent.training.planning.plan import Plan, mesh_of, planned, read
 from unify_agent.training.planning.workload import workload
+
+LORA_RANK = 64
 
 
 def refuse(plan: Plan) -> None:
@@ -44,7 +46,7 @@ def nearest(plan: Plan) -> str | None:
             work = plan.work if config.data == plan.config.data else workload(config, plan.shape, plan.world)
         except UserError:
             continue  # not every change goes with every configuration
-        if (config.data, _computed(config)) != (before.data, _computed(before)):
+        if _computed(config) != _computed(before):
             readings = read(config, plan.shape, work, plan.readings.encoding if work is plan.work else None)
         before = config
         if planned(config, plan.shape, plan.card, mesh, work, readings).fits:
@@ -68,6 +70,8 @@ def _changes(plan: Plan) -> Iterator[dict[str, Any]]:
         yield changes
     if not settings.offload:
         yield changes | {"parallel.offload": True}
+    if plan.config.lora.rank == 0:
+        yield changes | {"parallel.dtype": "bf16", "lora.rank": LORA_RANK, "lora.base_dtype": "bf16"}
     data = plan.config.data
     for part in (2, 4, 8):
         tokens = data.max_tokens // part
@@ -75,9 +79,9 @@ def _changes(plan: Plan) -> Iterator[dict[str, Any]]:
         yield changes | {key: min(tokens, getattr(data, key.partition(".")[2])) for key in keys}
 
 
-def _computed(config: Config) -> tuple[str, str]:
-    """What decides about activations, apart from the data."""
-    return config.parallel.dtype, config.parallel.checkpointing
+def _computed(config: Config) -> tuple[Any, ...]:
+    """What decides about activations."""
+    return config.data, config.lora, config.parallel.dtype, config.parallel.checkpointing
 
 
 def _set(config: Config, key: str, value: Any) -> None:

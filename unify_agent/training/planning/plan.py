@@ -14,7 +14,7 @@ from torch import nn
 from unify_agent.errors import UserError
 from unify_agent.model.config import BagelConfig
 from unify_agent.model.loading import DTYPES, on_meta
-from unify_agent.training import parallel
+from unify_agent.training import lora, parallel
 from unify_agent.training.config import Config, ParallelConfig
 from unify_agent.training.parallelize import parallelize
 from unify_agent.training.planning import probe
@@ -98,8 +98,6 @@ def plan(config: Config) -> Plan:
         raise UserError(f"task={config.task}: a plan is made for task=sft")
     if config.parallel.strategy != "fsdp":
         raise UserError(f"parallel.strategy={config.parallel.strategy}: a plan is made for fsdp")
-    if config.lora.rank:
-        raise UserError(f"lora.rank={config.lora.rank}: a plan is made for the weights themselves, lora.rank=0")
     card, mesh = card_of(config.planning.card), mesh_of(config)
     shape = shape_of(config)
     work = workload(config, shape, mesh[0] * mesh[1])
@@ -132,8 +130,9 @@ def planned(
 
 
 def model_of(config: Config, shape: BagelConfig) -> nn.Module:
-    """The model that is trained, as it is stored, on the meta device."""
-    return on_meta(shape)
+    """The model that is trained, adapters included, as it is stored, on the meta device."""
+    model = on_meta(shape)
+    return lora.adapt(model, config.lora) if config.lora.rank else model
 
 
 def computing(config: Config, shape: BagelConfig) -> nn.Module:
