@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,43 @@ def test_the_default_is_the_papers_table_6():
     assert (config.steps, config.optim.schedule, config.ema.decay) == (10000, "constant", 0.9999)
 
 
+def test_the_paper_scale_recipe_is_table_6_to_the_letter():
+    config, default = load("+recipe=sft_64xh20"), load("model.path=x")
+    assert (config.optim, config.loss, config.steps) == (default.optim, default.loss, 10000)  # as tested above
+    assert config.data.sources and replace(config.data, sources=[], workers=default.data.workers) == default.data
+    parallel = config.parallel
+    assert (parallel.strategy, parallel.replicate, parallel.shard) == ("fsdp", 8, 8)  # HYBRID_SHARD
+    assert (parallel.packs_per_step, parallel.dtype) == (64, "bf16")
+    assert (config.model.init, config.model.arch, config.layout) == ("pretrained", "bagel_7b_mot", "paper")
+    assert config.lora.rank == 0 and config.loss.timestep_shift == 1.0
+    assert (config.planning.card, config.planning.world) == ("h20", 64)
+
+
+@pytest.mark.parametrize(("name", "world"), [("sft_8gpu", 8), ("sft_1gpu", 1)])
+def test_the_smaller_recipes_train_the_same_packs(name, world):
+    config, paper = load(f"+recipe={name}"), load("+recipe=sft_64xh20")
+    assert (config.data, config.loss, config.model) == (paper.data, paper.loss, paper.model)
+    assert config.parallel.replicate * config.parallel.shard == config.planning.world == world
+    assert config.parallel.packs_per_step % world == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("planning.world=0", "planning.world"),
+        ("planning.node=0", "planning.node"),
+        ("planning.network=0", "planning.network"),
+        ("planning.mfu=[]", "planning.mfu"),
+        ("planning.mfu=[1.5]", "planning.mfu"),
+        ("planning.references=-1", "planning.references"),
+        ("planning.picture=0", "planning.picture"),
+        ("planning.trained_text=2", "planning.trained_text"),
+    ],
+)
+def test_a_plan_of_impossible_machines_or_data_is_refused(override, says):
+    assert says in error(override)
+
+
 def test_an_override_wins_over_the_recipe():
     assert load("+recipe=openmoji_cpu", "steps=7").steps == 7
 
@@ -99,6 +137,13 @@ def test_an_unknown_key_names_the_nearest_real_one(override, nearest):
         ("layout=papr", "paper, released"),
         ("model.attention=flx", "segments, flex"),
         ("parallel.dtype=fp16", "bf16"),
+        ("parallel.checkpointing=some", "none, full, selective"),
+        ("parallel=deepspeed_zero1", "deepspeed_zero2"),
+        ("parallel.strategy=ddp", "fsdp, deepspeed_zero2, deepspeed_zero3"),
+        ("plan=maybe", "false, true, json"),
+        ("lora.rank=-1", "lora.rank=-1"),
+        ("lora.dropout=1", "lora.dropout"),
+        ("lora.base_dtype=int4", "fp32, bf16"),
         ("data.expected_tokens=50000", "data.expected_tokens"),
         ("data.dropout.vit=1.5", "data.dropout.vit"),
         ("garbage", "key=value"),
@@ -107,6 +152,17 @@ def test_an_unknown_key_names_the_nearest_real_one(override, nearest):
 )
 def test_a_bad_value_is_one_line_that_names_the_key(override, says):
     assert says in error(override)
+
+
+@pytest.mark.parametrize(("override", "means"), [("plan=true", "true"), ("plan=json", "json"), ("steps=1", "false")])
+def test_a_plan_is_asked_for_as_a_table_or_as_json(override, means):
+    assert load(override).plan == means
+
+
+@pytest.mark.parametrize("more", ["parallel.shard=2", "parallel.compile=true", "parallel.offload=true", "lora.rank=4"])
+def test_what_deepspeed_has_no_place_for_is_refused(more):
+    assert load("parallel=deepspeed_zero3").parallel.strategy == "deepspeed_zero3"
+    assert more.partition("=")[0] in error("parallel=deepspeed_zero3", more)
 
 
 def test_an_unknown_key_in_a_recipe_names_the_recipe(tmp_path):

@@ -8,18 +8,19 @@ are exactly those of a BAGEL checkpoint; the VAE is not part of the model. Shard
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unify_agent.interleave.batch import PackedBatch, pixel_values
-from unify_agent.model.attention import Attend, SegmentsAttention
+from unify_agent.model.attention import Attend
 from unify_agent.model.config import BagelConfig, LlmConfig
 from unify_agent.model.decoder import Decoder
 from unify_agent.model.embeddings import PositionTable, TimestepEmbedder
 from unify_agent.model.losses import flow_matching, noised, timesteps, weighted_cross_entropy
+from unify_agent.model.varlen import segments
 from unify_agent.model.vit import Vit
 
 
@@ -34,11 +35,22 @@ class LossSums(NamedTuple):
     """[L, H] after the final norms, without gradient."""
 
 
+class Head(nn.Linear):
+    """To the vocabulary: logits, or the losses without ever having all logits."""
+
+    def forward(self, hidden: Tensor, labels: Tensor | None = None, weights: Tensor | None = None) -> Any:
+        """`hidden` [N, H] -> [N, V]; with labels and weights what `losses.weighted_cross_entropy` returns. The loss is
+        a call of this module, since sharding gathers what a module holds when it is called."""
+        if labels is None or weights is None:
+            return super().forward(hidden)
+        return weighted_cross_entropy(hidden, self.weight, labels, weights)
+
+
 class LanguageModel(nn.Module):
     def __init__(self, config: LlmConfig) -> None:
         super().__init__()
         self.model = Decoder(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
 
 
 class Connector(nn.Module):
@@ -106,12 +118,10 @@ class Bagel(nn.Module):
         place[torch.cat([und_at, batch.latent_at])] = torch.arange(batch.length, device=text.device)
         wide = torch.promote_types(text.dtype, vit.dtype)
         hidden = torch.cat([text.to(wide), vit.to(wide), gen.to(wide)])[place]
-        attend = attend or SegmentsAttention(batch.spans, batch.length)
+        attend = attend or segments(batch.spans, batch.length, hidden)
         hidden = self.language_model.model(hidden, und_at, batch.latent_at, batch.rope_ids, attend)
 
-        ce, ce_tokens = weighted_cross_entropy(
-            hidden[batch.ce_at], self.language_model.lm_head.weight, batch.ce_labels, batch.ce_weights
-        )
+        ce, ce_tokens = self.language_model.lm_head(hidden[batch.ce_at], batch.ce_labels, batch.ce_weights)
         row = torch.empty(batch.length, dtype=torch.int64, device=text.device)
         row[batch.latent_at] = torch.arange(len(batch.latent_at), device=text.device)
         trained = row[batch.mse_at]

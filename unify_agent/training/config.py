@@ -18,6 +18,9 @@ LAYOUTS = ("paper", "released", "isolated")
 SCHEDULES = ("constant", "cosine")
 WEIGHTS = ("ema", "model")
 DTYPES = ("fp32", "bf16")
+PLANS = ("false", "true", "json")
+CHECKPOINTING = ("none", "full", "selective")
+STRATEGIES = ("fsdp", "deepspeed_zero2", "deepspeed_zero3")
 
 
 @dataclass
@@ -119,6 +122,20 @@ class EmaConfig:
 
 
 @dataclass
+class LoraConfig:
+    """Low-rank adapters (peft) on every linear layer of both experts. They and the vocabulary tables are trained then,
+    and everything else is frozen."""
+
+    rank: int = 0
+    """0 trains the weights themselves."""
+    alpha: float = 32.0
+    """Adapters are scaled by alpha / rank."""
+    dropout: float = 0.0
+    base_dtype: str = "fp32"
+    """What the frozen weights are kept in: `fp32` or `bf16`."""
+
+
+@dataclass
 class ExportConfig:
     """The model folder RUN/final that inference takes."""
 
@@ -145,6 +162,39 @@ class ParallelConfig:
     """Compute dtype: `fp32`, or `bf16` with fp32 master weights and reductions."""
     threads: Optional[int] = None
     """CPU threads per rank for torch; the machine's cores divided among its ranks when omitted."""
+    strategy: str = "fsdp"
+    """`fsdp` (FSDP2), or `deepspeed_zero2`, `deepspeed_zero3` (docs/deepspeed.md), which shard over all ranks."""
+    checkpointing: str = "none"
+    """Activations kept for the backward pass: all (`none`), each block's input only (`full`), or that and what its
+    attention returned (`selective`: attention is not computed twice)."""
+    compile: bool = False
+    """torch.compile of each block of the decoder and the ViT, the attention between excepted."""
+    offload: bool = False
+    """Parameters, gradients and optimiser state live in host memory; needs a GPU."""
+
+
+@dataclass
+class PlanningConfig:
+    """What `plan` assumes of machines, and of data that is not there (docs/planning.md)."""
+
+    card: str = "h20"
+    """A card of `training/planning/cards.py`: its memory, its bf16 FLOP/s, its links."""
+    world: Optional[int] = None
+    """Ranks to plan for; parallel.replicate x parallel.shard when omitted, else the ranks that torchrun started."""
+    node: int = 8
+    """Cards in a node: traffic among more of them crosses the network."""
+    network: float = 50.0
+    """GB/s that each card sends to other nodes (50: one 400 Gb/s adapter for each card)."""
+    mfu: list[float] = field(default_factory=lambda: [0.2, 0.3, 0.4, 0.5, 0.6])
+    """Shares of the card's FLOP/s for which seconds per step are stated."""
+    references: int = 2
+    """Reference pictures of an assumed sample."""
+    picture: int = 1024
+    """Pixels of its pictures' long side (4:3; the generated one is square), before the transforms."""
+    trained_text: float = 0.4
+    """Share of its text that carries a loss."""
+    dry_run: bool = False
+    """Also executes one step of rank 0 on tensors without storage, collectives included, and compares."""
 
 
 @dataclass
@@ -192,8 +242,9 @@ class Config:
     """Name of the recipe, filled in by the entry point; kept as provenance."""
     output: str = "outputs/train"
     """Run folder: config, metrics, checkpoints and the exported model. The same command continues it."""
-    plan: bool = False
-    """Print the size of what would be trained, and stop; needs neither weights nor data."""
+    plan: str = "false"
+    """`true` prints the size of what would be trained and stops, `json` prints it as one object; needs neither weights
+    nor data."""
     seed: int = 0
     steps: int = 10000
     layout: str = "paper"
@@ -203,8 +254,10 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    planning: PlanningConfig = field(default_factory=PlanningConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     vae: VaeTrainingConfig = field(default_factory=VaeTrainingConfig)

@@ -23,18 +23,19 @@ from unify_agent.model.losses import timesteps
 from unify_agent.training import metrics, optimiser, parallel
 from unify_agent.training.config import Config
 from unify_agent.training.ema import Ema
-from unify_agent.training.parallel import World, full
+from unify_agent.training.engine import Engine
+from unify_agent.training.parallel import World
 
 
 @dataclass
 class Stepper:
-    """Holds what a step changes: weights, optimiser and EMA.
+    """Holds what a step changes: weights, optimiser (in its engine) and EMA.
 
     `encode(batch)` -> clean latents [Q, 64] of a pack, from the frozen VAE.
     """
 
     model: nn.Module
-    optimiser: torch.optim.Optimizer
+    engine: Engine
     ema: Ema
     encode: Callable[[PackedBatch], Tensor]
     config: Config
@@ -52,24 +53,19 @@ class Stepper:
         ce_total, mse_total = world.sum(
             [sum(float(b.ce_weights.double().sum()) for b in batches), sum(len(b.mse_at) for b in batches)]
         )
-        # Gradients start at zero, not at None: a parameter no pack of a step reaches is treated alike everywhere.
-        for p in self.model.parameters():
-            if p.requires_grad:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
-
+        self.engine.begin()
         sums = metrics.Sums(ROLES)
         bad: list[str] = []
-        for batch in batches:
+        for index, batch in enumerate(batches):
             batch = batch.to(world.device)
             with torch.no_grad():
                 latents = self.encode(batch)
             flex = config.model.attention == "flex"
             attend = FlexAttention(batch.spans, batch.length, world.device) if flex else None
-            with torch.autocast(world.device.type, torch.bfloat16, enabled=config.parallel.dtype == "bf16"):
-                out = self.model(batch, latents, attend)
+            out = self.model(batch, latents, attend)
             ce = out.ce * (config.loss.ce_weight / ce_total if ce_total else 0.0)
             mse = out.mse * (config.loss.mse_weight / mse_total if mse_total else 0.0)
-            (ce + mse).backward()
+            self.engine.backward(ce + mse, last=index + 1 == len(batches))
             sums.add(ce=ce.detach(), mse=mse.detach(), tokens=_tokens(batch))
             sums.add(samples=len(batch.sample_ids), packs=1)
             sums.add_ce(out.ce_tokens.detach(), batch.ce_roles)
@@ -80,20 +76,17 @@ class Stepper:
                 bad = batch.sample_ids
         sums.add(stop=stop, skipped=skipped)
 
-        norm = float(full(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)))
         total = sums.over_ranks(world)
         loss = total["ce"] + total["mse"]
+        rate = optimiser.learning_rate(config.optim, number, config.steps)
+        norm = self.engine.update(rate) if math.isfinite(loss) else math.nan
         if not (math.isfinite(loss) and math.isfinite(norm)):
             ids = bad or [name for batch in batches for name in batch.sample_ids]
             raise UserError(
                 f"step {number + 1}: loss {loss} and gradient norm {norm} are not finite; no weight was changed; "
                 f"samples of the pack at fault: {', '.join(ids[:20])}"
             )
-        rate = optimiser.learning_rate(config.optim, number, config.steps)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
         with parallel.one_thread(world.device):
-            self.optimiser.step()
             self.ema.step(number)
         return {
             "step": number + 1,

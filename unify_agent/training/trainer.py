@@ -23,16 +23,18 @@ from torch import Tensor
 
 from unify_agent import files
 from unify_agent.errors import UserError
-from unify_agent.model.bagel import Bagel
-from unify_agent.training import checkpoint, metrics, optimiser, parallel, plots
+from unify_agent.training import checkpoint, lora, metrics, optimiser, parallel, plots
 from unify_agent.training.assembly import Assembly, assemble
 from unify_agent.training.compose import to_yaml
 from unify_agent.training.config import Config
 from unify_agent.training.console import Console
 from unify_agent.training.ema import Ema
+from unify_agent.training.engine import TorchEngine
 from unify_agent.training.export import commit, export_run
 from unify_agent.training.parallel import World
+from unify_agent.training.parallelize import place
 from unify_agent.training.step import Stepper
+from unify_agent.training.zero import ZeroEngine
 
 
 def fit(config: Config) -> int:
@@ -54,11 +56,15 @@ class Trainer:
         self.folder = Path(config.output)
         self.checkpoints = self.folder / "checkpoints"
         self.parts = parts
-        self.model = _placed(parts, world)
+        self.model = place(parts.model, parts.weights, world, config)
         self.model.train()
-        self.optimiser = optimiser.build(self.model, config.optim)
+        self.zero = None if config.parallel.strategy == "fsdp" else ZeroEngine(self.model, config, world)
         self.ema = Ema(self.model, config.ema)
-        self.stepper = Stepper(self.model, self.optimiser, self.ema, self.parts.encode, config, world)
+        if self.zero is None:
+            self.optimiser = optimiser.build(self.model, config.optim)
+        engine = self.zero or TorchEngine(self.model, self.optimiser, config.optim)
+        called = self.model if self.zero is None else self.zero.model
+        self.stepper = Stepper(called, engine, self.ema, self.parts.encode, config, world)
         self.done = 0
 
     def run(self, caught: list[int]) -> int:
@@ -114,7 +120,10 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of a checkpoint under a name of its own; loading into them restores the run."""
-        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        if self.zero is not None:
+            return self.zero.tensors(self.ema)
+        state = lora.trained(self.model) if self.config.lora.rank else self.model.state_dict()
+        tensors = {f"model/{name}": value for name, value in state.items()}
         tensors |= {f"ema/{name}": value for name, value in self.ema.tensors.items()}
         tensors |= {f"optimiser/{name}": value for name, value in optimiser.state(self.model, self.optimiser).items()}
         return tensors
@@ -140,6 +149,11 @@ class Trainer:
             self.parts.loader.resume(found.meta["data"])
         except UserError as error:
             raise UserError(f"{found.path}: {error}") from None
+        if self.zero is not None and found.meta["ranks"] != self.world.size:
+            raise UserError(
+                f"{found.path}: written by {found.meta['ranks']} ranks; DeepSpeed continues with as many "
+                f"(parallel.strategy=fsdp with any number)"
+            )
         if found.step > self.config.steps:
             raise UserError(f"{found.path}: has more steps than steps={self.config.steps}; choose another output")
         tensors = self.tensors()
@@ -177,15 +191,6 @@ class Trainer:
         self.world.barrier()
         console.say(f"done: {self.done} steps; {self.config.export.weights} weights in {final}")
         return 0
-
-
-def _placed(parts: Assembly, world: World) -> Bagel:
-    """The model, sharded. Stored weights are read after that, so a rank never holds more than its shard of them."""
-    if parts.weights is None:
-        return parallel.parallelize(parts.model.to(world.device), world)
-    model = parallel.parallelize(parts.model, world).to_empty(device=world.device)
-    parts.weights.fill(model, parallel.shard)
-    return model
 
 
 @contextmanager
