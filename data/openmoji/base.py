@@ -18,7 +18,7 @@ from unify_agent.interleave.grammar import Grammar
 BASE = Path(__file__).resolve().parent / "base"
 LARGEST = 12 * 2**20
 """Bytes that the folder may take."""
-REBUILD = "build it anew: recipes openmoji_vae and openmoji_pretrain, then python -m data base (see README)"
+REBUILD = "build it anew: recipes openmoji_vae, openmoji_pretrain and openmoji_refine, then python -m data base (see README)"
 
 
 def entities_of(world: Path) -> str:
@@ -61,7 +61,7 @@ def check(world: Path, base: Path = BASE) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m data base`."""
-    parser.add_argument("--run", type=Path, required=True, help="run folder of +recipe=openmoji_pretrain")
+    parser.add_argument("--run", type=Path, required=True, help="run folder of the last pre-training recipe")
     parser.add_argument("--world", type=Path, required=True, help="the world it was trained on")
 
 
