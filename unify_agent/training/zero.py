@@ -31,6 +31,8 @@ class ZeroEngine:
             raise UserError(
                 f"parallel.strategy={config.parallel.strategy} needs the extra: pip install 'unify-agent[deepspeed]'"
             ) from None
+        # gloo as it is: DeepSpeed's kernel for CPUs would be compiled at the start, by all ranks at once
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         optim, parallel = config.optim, config.parallel
         self.stage, self.world, self.module = int(parallel.strategy[-1]), world, model
         trained = [p for p in model.parameters() if p.requires_grad]
