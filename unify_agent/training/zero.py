@@ -25,6 +25,7 @@ class ZeroEngine:
     def __init__(self, model: nn.Module, config: Config, world: World) -> None:
         """Raises UserError when DeepSpeed is not installed."""
         os.environ.setdefault("DS_ACCELERATOR", world.device.type)
+        os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed wants it of a single process too
         try:
             import deepspeed
         except ImportError:
