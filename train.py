@@ -44,7 +44,7 @@ def main() -> int:
     if show:
         print(to_yaml(config), end="")
         return 0
-    if config.plan:
+    if config.plan != "false":
         from unify_agent.training.plan import plan
 
         print("\n".join(plan(config).lines()))

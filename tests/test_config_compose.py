@@ -99,6 +99,13 @@ def test_an_unknown_key_names_the_nearest_real_one(override, nearest):
         ("layout=papr", "paper, released"),
         ("model.attention=flx", "segments, flex"),
         ("parallel.dtype=fp16", "bf16"),
+        ("parallel.checkpointing=some", "none, full, selective"),
+        ("parallel=deepspeed_zero1", "deepspeed_zero2"),
+        ("parallel.strategy=ddp", "fsdp, deepspeed_zero2, deepspeed_zero3"),
+        ("plan=maybe", "false, true, json"),
+        ("lora.rank=-1", "lora.rank=-1"),
+        ("lora.dropout=1", "lora.dropout"),
+        ("lora.base_dtype=int4", "fp32, bf16"),
         ("data.expected_tokens=50000", "data.expected_tokens"),
         ("data.dropout.vit=1.5", "data.dropout.vit"),
         ("garbage", "key=value"),
@@ -107,6 +114,17 @@ def test_an_unknown_key_names_the_nearest_real_one(override, nearest):
 )
 def test_a_bad_value_is_one_line_that_names_the_key(override, says):
     assert says in error(override)
+
+
+@pytest.mark.parametrize(("override", "means"), [("plan=true", "true"), ("plan=json", "json"), ("steps=1", "false")])
+def test_a_plan_is_asked_for_as_a_table_or_as_json(override, means):
+    assert load(override).plan == means
+
+
+@pytest.mark.parametrize("more", ["parallel.shard=2", "parallel.compile=true", "parallel.offload=true", "lora.rank=4"])
+def test_what_deepspeed_has_no_place_for_is_refused(more):
+    assert load("parallel=deepspeed_zero3").parallel.strategy == "deepspeed_zero3"
+    assert more.partition("=")[0] in error("parallel=deepspeed_zero3", more)
 
 
 def test_an_unknown_key_in_a_recipe_names_the_recipe(tmp_path):

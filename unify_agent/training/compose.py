@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -47,7 +47,7 @@ def load_config(overrides: Sequence[str], configs: Path, recipes: Path) -> schem
         if strict.recipe is not None:
             raise UserError(f"recipe={strict.recipe} was not loaded; use +recipe=NAME with a file in {recipes}/recipe")
         strict.recipe = recipe
-        config = OmegaConf.to_object(strict)
+        config = _typed(strict)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_one_line(error)) from None
     check(config)
@@ -60,10 +60,16 @@ def read_config(path: Path) -> schema.Config:
         raise UserError(f"{path}: no such file; a run folder has one")
     try:
         strict = OmegaConf.merge(OmegaConf.structured(schema.Config), OmegaConf.load(path))
-        config = OmegaConf.to_object(strict)
+        config = _typed(strict)
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"{path}: {_one_line(error)}") from None
     check(config)
+    return config
+
+
+def _typed(strict: Any) -> schema.Config:
+    config = OmegaConf.to_object(strict)
+    config.plan = config.plan.lower()  # YAML's true is a boolean, whose name is True
     return config
 
 
@@ -173,6 +179,10 @@ def check(config: schema.Config) -> None:
     one_of("export.weights", schema.WEIGHTS)
     one_of("export.dtype", schema.DTYPES)
     one_of("parallel.dtype", schema.DTYPES)
+    one_of("parallel.strategy", schema.STRATEGIES)
+    one_of("parallel.checkpointing", schema.CHECKPOINTING)
+    one_of("lora.base_dtype", schema.DTYPES)
+    one_of("plan", schema.PLANS)
     for key in (
         "steps",
         "parallel.packs_per_step",
@@ -191,6 +201,10 @@ def check(config: schema.Config) -> None:
     require(len(config.optim.betas) == 2, "optim.betas", "two numbers, e.g. [0.9,0.95]")
     require(0 <= config.ema.decay < 1, "ema.decay", "must be at least 0 and below 1")
     require(config.optim.clip > 0, "optim.clip", "must be above 0")
+    require(config.lora.rank >= 0, "lora.rank", "must not be negative; 0 trains the weights themselves")
+    require(config.lora.alpha > 0, "lora.alpha", "must be above 0")
+    require(0 <= config.lora.dropout < 1, "lora.dropout", "must be at least 0 and below 1")
+    _strategy(config, require)
     require(config.export.shard_gib > 0, "export.shard_gib", "must be above 0")
     require(config.data.workers >= 0, "data.workers", "must not be negative")
     require(
@@ -205,3 +219,16 @@ def check(config: schema.Config) -> None:
     )
     for name in ("text", "vit", "vae"):
         require(0 <= getattr(config.data.dropout, name) <= 1, f"data.dropout.{name}", "must lie in [0, 1]")
+
+
+def _strategy(config: schema.Config, require: Callable[[bool, str, str], None]) -> None:
+    """What DeepSpeed has no place for."""
+    parallel = config.parallel
+    if parallel.strategy == "fsdp":
+        return
+    only = f"parallel.strategy={parallel.strategy}"
+    for key in ("shard", "replicate"):
+        require(getattr(parallel, key) is None, f"parallel.{key}", f"{only} shards over all ranks; leave it out")
+    for key in ("compile", "offload"):
+        require(not getattr(parallel, key), f"parallel.{key}", f"not with {only}; parallel.strategy=fsdp has it")
+    require(config.lora.rank == 0, "lora.rank", f"not with {only}; parallel.strategy=fsdp has it")

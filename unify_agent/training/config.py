@@ -18,6 +18,9 @@ LAYOUTS = ("paper", "released")
 SCHEDULES = ("constant", "cosine")
 WEIGHTS = ("ema", "model")
 DTYPES = ("fp32", "bf16")
+PLANS = ("false", "true", "json")
+CHECKPOINTING = ("none", "full", "selective")
+STRATEGIES = ("fsdp", "deepspeed_zero2", "deepspeed_zero3")
 
 
 @dataclass
@@ -119,6 +122,19 @@ class EmaConfig:
 
 
 @dataclass
+class LoraConfig:
+    """Low-rank adapters (peft) on every linear layer of both experts; everything else is frozen then."""
+
+    rank: int = 0
+    """0 trains the weights themselves."""
+    alpha: float = 32.0
+    """Adapters are scaled by alpha / rank."""
+    dropout: float = 0.0
+    base_dtype: str = "fp32"
+    """What the frozen weights are kept in: `fp32` or `bf16`."""
+
+
+@dataclass
 class ExportConfig:
     """The model folder RUN/final that inference takes."""
 
@@ -145,6 +161,15 @@ class ParallelConfig:
     """Compute dtype: `fp32`, or `bf16` with fp32 master weights and reductions."""
     threads: Optional[int] = None
     """CPU threads per rank for torch; the machine's cores divided among its ranks when omitted."""
+    strategy: str = "fsdp"
+    """`fsdp` (FSDP2), or `deepspeed_zero2`, `deepspeed_zero3` (docs/deepspeed.md), which shard over all ranks."""
+    checkpointing: str = "none"
+    """Activations kept for the backward pass: all (`none`), each block's input only (`full`), or that and what its
+    attention returned (`selective`: attention is not computed twice)."""
+    compile: bool = False
+    """torch.compile of each block of the decoder and the ViT, the attention between excepted."""
+    offload: bool = False
+    """Parameters, gradients and optimiser state live in host memory; needs a GPU."""
 
 
 @dataclass
@@ -192,8 +217,9 @@ class Config:
     """Name of the recipe, filled in by the entry point; kept as provenance."""
     output: str = "outputs/train"
     """Run folder: config, metrics, checkpoints and the exported model. The same command continues it."""
-    plan: bool = False
-    """Print the size of what would be trained, and stop; needs neither weights nor data."""
+    plan: str = "false"
+    """`true` prints the size of what would be trained and stops, `json` prints it as one object; needs neither weights
+    nor data."""
     seed: int = 0
     steps: int = 10000
     layout: str = "paper"
@@ -203,6 +229,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
