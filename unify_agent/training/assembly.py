@@ -219,6 +219,7 @@ def _loader(config: Config, world: World, grammar: Grammar, pixels: Pixels, shap
         dropout=Dropout(data.dropout.text, data.dropout.vit, data.dropout.vae),
         pad_to=BLOCK if config.model.attention == "flex" else 1,
         pin=world.device.type == "cuda",
+        leave_out=data.leave_out,
     )
 
 

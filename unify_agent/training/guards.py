@@ -1,0 +1,114 @@
+"""What stops a run by itself, before the step at fault changes a weight.
+
+    not finite   the loss or the norm of the gradient
+    first_ce     the first cross-entropy of a run from stored weights is near ln(vocabulary), which is guessing: they
+                 are not the weights that were meant
+    spike        the loss is a multiple of the median of the steps before it
+
+The losses of every pack are then collected from all ranks and written to RUN/faults/step_0000012.json.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from unify_agent import files
+from unify_agent.errors import STOPPED, UserError
+from unify_agent.training.config import Config
+from unify_agent.training.parallel import World
+
+IDS_SHOWN = 20
+"""Samples named in the message; the file has all."""
+
+
+class Fault(UserError):
+    """A step that must not be taken. Raised on every rank, with the same words."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, STOPPED)
+
+
+@dataclass(frozen=True)
+class PackLoss:
+    """A pack's ids and its share of the step's loss terms."""
+
+    ids: list[str]
+    ce: float
+    mse: float
+
+    @property
+    def loss(self) -> float:
+        return self.ce + self.mse
+
+
+class Guards:
+    """`losses`: those of the last steps; a checkpoint keeps them."""
+
+    def __init__(self, config: Config, vocabulary: int, world: World) -> None:
+        self.config, self.vocabulary, self.world = config, vocabulary, world
+        self.losses: deque[float] = deque(maxlen=config.guards.spike_steps)
+
+    def check(self, step: int, loss: float, grad_norm: float, ce_mean: float | None, packs: Sequence[PackLoss]) -> None:
+        """`step` from 1; `loss`, `grad_norm` and `ce_mean` (plain mean, None without text) are those of all ranks,
+        `packs` this rank's. A collective when it stops the run.
+
+        Raises:
+            Fault: the step must not be taken; the message has the reason and the samples of the pack at fault.
+        """
+        reason = self._reason(step, loss, grad_norm, ce_mean)
+        if reason is None:
+            self.losses.append(loss)
+            return
+        everyone = [(rank, pack) for rank, held in enumerate(self.world.gather(list(packs))) for pack in held]
+        guilty = _at_fault([pack for _, pack in everyone])
+        path = Path(self.config.output) / "faults" / f"step_{step:07d}.json"
+        if self.world.main:
+            rows = [
+                {"rank": rank, "at_fault": pack in guilty, **{k: _number(v) for k, v in asdict(pack).items()}}
+                for rank, pack in everyone
+            ]
+            numbers = {"loss": _number(loss), "grad_norm": _number(grad_norm), "ce_mean": _number(ce_mean)}
+            files.write_json(path, {"step": step, "reason": reason, **numbers, "packs": rows})
+        ids = [name for pack in guilty for name in pack.ids]
+        more = f" and {len(ids) - IDS_SHOWN} more" if len(ids) > IDS_SHOWN else ""
+        raise Fault(
+            f"step {step}: {reason}; no weight was changed; samples of the pack at fault: "
+            f"{', '.join(ids[:IDS_SHOWN])}{more} ({path}); data.leave_out skips samples"
+        )
+
+    def _reason(self, step: int, loss: float, grad_norm: float, ce_mean: float | None) -> str | None:
+        guards = self.config.guards
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            return f"loss {loss} and gradient norm {grad_norm} are not finite"
+        if step == 1 and self.config.model.init == "pretrained" and ce_mean is not None and guards.first_ce is not None:
+            guess = math.log(self.vocabulary)
+            if ce_mean > guards.first_ce * guess:
+                return (
+                    f"the first cross-entropy {ce_mean:.2f} is near ln(vocabulary) = {guess:.2f}, which is guessing: "
+                    f"the weights in {self.config.model.path} know nothing of this data (guards.first_ce="
+                    f"{guards.first_ce}; model.init=random trains from scratch)"
+                )
+        if guards.spike is not None and len(self.losses) >= guards.spike_steps / 5:
+            usual = median(self.losses)
+            if loss > guards.spike * usual:
+                return (
+                    f"loss {loss:.4g} is {loss / usual:.1f} times the median {usual:.4g} of the last "
+                    f"{len(self.losses)} steps (guards.spike={guards.spike})"
+                )
+        return None
+
+
+def _at_fault(packs: Sequence[PackLoss]) -> list[PackLoss]:
+    """Those whose loss is not finite; else the one with the largest share of the loss."""
+    broken = [pack for pack in packs if not math.isfinite(pack.loss)]
+    return broken or [max(packs, key=lambda pack: pack.loss)]
+
+
+def _number(value: object) -> object:
+    """JSON has no infinity and no NaN."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
