@@ -15,13 +15,14 @@ from unify_agent.model.folder import ModelFolder
 from unify_agent.model.loading import Weights, load_model, on_meta
 from unify_agent.training import parallel
 from unify_agent.training.config import ParallelConfig
+from unify_agent.training.parallelize import parallelize
 
 if __name__ == "__main__":
     folder, out = ModelFolder(sys.argv[1]), Path(sys.argv[2])
-    world = parallel.start(ParallelConfig(shard=2, packs_per_step=2))
+    world = parallel.start(config := ParallelConfig(shard=2, packs_per_step=2))
     weights = Weights(folder)
     with Peak() as peak:
-        model = parallel.parallelize(on_meta(weights.config), world).to_empty(device=world.device)
+        model = parallelize(on_meta(weights.config), world, config).to_empty(device=world.device)
         weights.fill(model, parallel.shard)
     held = sum(parallel.local(p).untyped_storage().nbytes() for p in model.parameters())
     whole = load_model(folder)

@@ -232,4 +232,7 @@ def block_mask(tables: BlockTables, device: torch.device | str) -> BlockMask:
 def _flex(compiled: bool) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention) if compiled else flex_attention
+    if not compiled:
+        return flex_attention
+    # wrapped: selective checkpointing sees the compiled kernel and keeps what it returned
+    return torch.compile(flex_attention, options={"wrap_inductor_compiled_regions": True})

@@ -34,11 +34,19 @@ class LossSums(NamedTuple):
     """[L, H] after the final norms, without gradient."""
 
 
+class Head(nn.Linear):
+    """To the vocabulary."""
+
+    def cross_entropy(self, hidden: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """`losses.weighted_cross_entropy` with this head, called as a method so that sharding can gather it."""
+        return weighted_cross_entropy(hidden, self.weight, labels, weights)
+
+
 class LanguageModel(nn.Module):
     def __init__(self, config: LlmConfig) -> None:
         super().__init__()
         self.model = Decoder(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
 
 
 class Connector(nn.Module):
@@ -109,9 +117,8 @@ class Bagel(nn.Module):
         attend = attend or SegmentsAttention(batch.spans, batch.length)
         hidden = self.language_model.model(hidden, und_at, batch.latent_at, batch.rope_ids, attend)
 
-        ce, ce_tokens = weighted_cross_entropy(
-            hidden[batch.ce_at], self.language_model.lm_head.weight, batch.ce_labels, batch.ce_weights
-        )
+        head = self.language_model.lm_head
+        ce, ce_tokens = head.cross_entropy(hidden[batch.ce_at], batch.ce_labels, batch.ce_weights)
         row = torch.empty(batch.length, dtype=torch.int64, device=text.device)
         row[batch.latent_at] = torch.arange(len(batch.latent_at), device=text.device)
         trained = row[batch.mse_at]

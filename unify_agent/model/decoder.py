@@ -72,7 +72,6 @@ class Routing:
     """
 
     def __init__(self, und: Tensor, gen: Tensor) -> None:
-        self.und_rows = len(und)
         self.alone = not len(gen) and not torch.is_grad_enabled()
         if self.alone:
             return
@@ -80,12 +79,12 @@ class Routing:
         self.inverse = torch.empty_like(self.sorted)
         self.inverse[self.sorted] = torch.arange(len(self.sorted), device=und.device)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def split(self, x: Tensor, und_rows: int) -> tuple[Tensor, Tensor]:
         """[L, ...] in the pack's order -> rows of `und`, rows of `gen`."""
         if self.alone:
             return x, x[:0]
         x = _Permute.apply(x, self.sorted, self.inverse)
-        return x[: self.und_rows], x[self.und_rows :]
+        return x[:und_rows], x[und_rows:]
 
     def join(self, und: Tensor, gen: Tensor) -> Tensor:
         """The inverse of `split`."""
@@ -124,9 +123,10 @@ class SelfAttention(nn.Module):
         v = part["v_proj" + suffix](x).unflatten(-1, (self.kv_heads, self.width))
         return part["q_norm" + suffix](q), part["k_norm" + suffix](k), v
 
-    def forward(
-        self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor], attend: Attend
-    ) -> tuple[Tensor, Tensor]:
+    def project(
+        self, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """und [U, H] and gen [L - U, H] -> q [L, A, D], k and v [L, G, D] in the pack's order."""
         if routing.alone:
             q, k, v = self._qkv(und, "")
         else:
@@ -135,11 +135,7 @@ class SelfAttention(nn.Module):
         cos, sin = rope
         q = apply_rope(q, cos.to(q.dtype), sin.to(q.dtype)).to(v.dtype)
         k = apply_rope(k, cos.to(k.dtype), sin.to(k.dtype)).to(v.dtype)
-        seen = attend(layer, q, k, v).flatten(1)
-        if routing.alone:
-            return self.o_proj(seen), gen
-        und, gen = routing.split(seen)
-        return self.o_proj(und), self.o_proj_moe_gen(gen)
+        return q, k, v
 
 
 class Layer(nn.Module):
@@ -155,17 +151,25 @@ class Layer(nn.Module):
         self, layer: int, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor], attend: Attend
     ) -> tuple[Tensor, Tensor]:
         """und [U, H] and gen [L - U, H] -> the same after one layer."""
-        if routing.alone:
-            seen_und, _ = self.self_attn(layer, self.input_layernorm(und), gen, routing, rope, attend)
-            und = und + seen_und
-            return und + self.mlp(self.post_attention_layernorm(und)), gen
-        seen_und, seen_gen = self.self_attn(
-            layer, self.input_layernorm(und), self.input_layernorm_moe_gen(gen), routing, rope, attend
-        )
-        und, gen = und + seen_und, gen + seen_gen
+        return self.after(und, gen, attend(layer, *self.before(und, gen, routing, rope)), routing)
+
+    # What lies on either side of attention, each a function of tensors alone: these are compiled.
+
+    def before(
+        self, und: Tensor, gen: Tensor, routing: Routing, rope: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        und = self.input_layernorm(und)
+        return self.self_attn.project(und, gen if routing.alone else self.input_layernorm_moe_gen(gen), routing, rope)
+
+    def after(self, und: Tensor, gen: Tensor, seen: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+        """`seen` [L, A, D]: what attention returned."""
+        seen_und, seen_gen = routing.split(seen.flatten(1), len(und))
+        und = und + self.self_attn.o_proj(seen_und)
         und = und + self.mlp(self.post_attention_layernorm(und))
-        gen = gen + self.mlp_moe_gen(self.post_attention_layernorm_moe_gen(gen))
-        return und, gen
+        if routing.alone:
+            return und, gen
+        gen = gen + self.self_attn.o_proj_moe_gen(seen_gen)
+        return und, gen + self.mlp_moe_gen(self.post_attention_layernorm_moe_gen(gen))
 
 
 class Decoder(nn.Module):
@@ -188,7 +192,7 @@ class Decoder(nn.Module):
         """
         routing = Routing(und, gen)
         rope = rope_tables(rope_ids, self.config.head_dim, self.config.rope_theta)
-        a, b = routing.split(hidden)
+        a, b = routing.split(hidden, len(und))
         for number, layer in enumerate(self.layers):
             a, b = layer(number, a, b, routing, rope, attend)
         return self.norm(a) if routing.alone else routing.join(self.norm(a), self.norm_moe_gen(b))

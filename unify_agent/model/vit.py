@@ -22,14 +22,20 @@ class _Attention(nn.Module):
         for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
             self.add_module(part, nn.Linear(config.hidden_size, config.hidden_size))
 
-    def forward(self, x: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
-        q, k, v, out, at = self.q_proj(x), self.k_proj(x), self.v_proj(x), [], 0
-        for pictures, patches in groups:
-            stop = at + pictures * patches
-            part = [t[at:stop].view(pictures, patches, self.heads, -1).transpose(1, 2) for t in (q, k, v)]
-            out.append(F.scaled_dot_product_attention(*part).transpose(1, 2).reshape(stop - at, -1))
-            at = stop
-        return self.out_proj(torch.cat(out) if len(out) > 1 else out[0])
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[P, h] -> q, k and v, each [P, h]."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, groups: Sequence[tuple[int, int]]) -> Tensor:
+    """Full attention inside each picture, [P, h] each -> [P, h]."""
+    out, at = [], 0
+    for pictures, patches in groups:
+        stop = at + pictures * patches
+        part = [t[at:stop].view(pictures, patches, heads, -1).transpose(1, 2) for t in (q, k, v)]
+        out.append(F.scaled_dot_product_attention(*part).transpose(1, 2).reshape(stop - at, -1))
+        at = stop
+    return torch.cat(out) if len(out) > 1 else out[0]
 
 
 class _Mlp(nn.Module):
@@ -50,7 +56,15 @@ class _Layer(nn.Module):
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, x: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x), groups)
+        return self.after(x, _attend(*self.before(x), self.self_attn.heads, groups))
+
+    # What lies on either side of attention, each a function of tensors alone: these are compiled.
+
+    def before(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.self_attn(self.layer_norm1(x))
+
+    def after(self, x: Tensor, seen: Tensor) -> Tensor:
+        x = x + self.self_attn.out_proj(seen)
         return x + self.mlp(self.layer_norm2(x))
 
 

@@ -78,16 +78,9 @@ def assemble(config: Config, world: World) -> Assembly:
         raise UserError("data.sources is empty: name a folder of trajectories, or choose a recipe with +recipe=NAME")
     begin = start(config)
     shape, vae, grammar = begin.shape, begin.vae.to(world.device), begin.grammar
-    pixels = Pixels(
-        vae=_transform(config.data.vae_transform, "data.vae_transform", shape.pixels_per_token, shape.max_latent_size),
-        vit=_transform(
-            config.data.vit_transform, "data.vit_transform", shape.vit.patch_size, shape.vit_max_num_patch_per_side
-        ),
-        vae_patch=shape.pixels_per_token,
-        vit_patch=shape.vit.patch_size,
-    )
     weights = Weights(begin.folder, shape) if begin.folder else None
-    loader = _loader(config, world, grammar, pixels, shape)
+    pixels = pixels_of(config, shape)
+    loader = loader_of(config, world, grammar, pixels, shape)
     return Assembly(
         start=begin,
         model=on_meta(shape) if weights else initialise(Bagel(shape), config.seed),
@@ -164,6 +157,17 @@ def architecture(name: str) -> BagelConfig:
     return PRESETS[name]
 
 
+def pixels_of(config: Config, shape: BagelConfig) -> Pixels:
+    """How pictures enter. Raises UserError for transforms that the model's patches or position tables can't take."""
+    data = config.data
+    return Pixels(
+        vae=_transform(data.vae_transform, "data.vae_transform", shape.pixels_per_token, shape.max_latent_size),
+        vit=_transform(data.vit_transform, "data.vit_transform", shape.vit.patch_size, shape.vit_max_num_patch_per_side),
+        vae_patch=shape.pixels_per_token,
+        vit_patch=shape.vit.patch_size,
+    )
+
+
 def _transform(config: TransformConfig, key: str, patch: int, side: int) -> Transform:
     """Sizes are checked against the model's patches and position table before anything is trained."""
     if config.stride % patch:
@@ -178,7 +182,8 @@ def _transform(config: TransformConfig, key: str, patch: int, side: int) -> Tran
     return Transform(config.max, config.min, config.stride)
 
 
-def _loader(config: Config, world: World, grammar: Grammar, pixels: Pixels, shape: BagelConfig) -> Loader:
+def loader_of(config: Config, world: World, grammar: Grammar, pixels: Pixels, shape: BagelConfig) -> Loader:
+    """The packs of this rank. Raises UserError for sources that are not there or can't be used."""
     data = config.data
     context = SourceContext(
         grammar=grammar,
@@ -197,7 +202,25 @@ def _loader(config: Config, world: World, grammar: Grammar, pixels: Pixels, shap
         window_steps=data.window_steps,
         group_by_cost=data.group_by_cost,
     )
-    rules = PackRules(
+    return Loader(
+        mixture,
+        limits,
+        rules_of(config, grammar, shape),
+        seed=config.seed,
+        rank=world.rank,
+        world=world.size,
+        workers=data.workers,
+        preset=config.layout,
+        dropout=Dropout(data.dropout.text, data.dropout.vit, data.dropout.vae),
+        pad_to=padding_of(config),
+        pin=world.device.type == "cuda",
+        leave_out=data.leave_out,
+    )
+
+
+def rules_of(config: Config, grammar: Grammar, shape: BagelConfig) -> PackRules:
+    """What packing must know of model and recipe."""
+    return PackRules(
         bos=grammar.bos,
         eos=grammar.eos,
         start_of_image=grammar.start_of_image,
@@ -207,20 +230,9 @@ def _loader(config: Config, world: World, grammar: Grammar, pixels: Pixels, shap
         tag_ids=frozenset(grammar.tag_ids[tag] for tag in STRUCTURE_TAGS),
         tag_weight=config.loss.special_token_weight,
     )
-    return Loader(
-        mixture,
-        limits,
-        rules,
-        seed=config.seed,
-        rank=world.rank,
-        world=world.size,
-        workers=data.workers,
-        preset=config.layout,
-        dropout=Dropout(data.dropout.text, data.dropout.vit, data.dropout.vae),
-        pad_to=BLOCK if config.model.attention == "flex" else 1,
-        pin=world.device.type == "cuda",
-        leave_out=data.leave_out,
-    )
+def padding_of(config: Config) -> int:
+    """Packs are padded to a multiple of this many slots."""
+    return BLOCK if config.model.attention == "flex" else 1
 
 
 def _source(config: SourceConfig, context: SourceContext, key: str) -> Source:

@@ -204,6 +204,7 @@ def check(config: schema.Config) -> None:
     require(config.lora.alpha > 0, "lora.alpha", "must be above 0")
     require(0 <= config.lora.dropout < 1, "lora.dropout", "must be at least 0 and below 1")
     _strategy(config, require)
+    _planning(config, require)
     require(config.export.shard_gib > 0, "export.shard_gib", "must be above 0")
     require(config.data.workers >= 0, "data.workers", "must not be negative")
     require(
@@ -238,3 +239,14 @@ def _strategy(config: schema.Config, require: Callable[[bool, str, str], None]) 
     for key in ("compile", "offload"):
         require(not getattr(parallel, key), f"parallel.{key}", f"not with {only}; parallel.strategy=fsdp has it")
     require(config.lora.rank == 0, "lora.rank", f"not with {only}; parallel.strategy=fsdp has it")
+
+
+def _planning(config: schema.Config, require: Callable[[bool, str, str], None]) -> None:
+    planning = config.planning
+    require(planning.world is None or planning.world >= 1, "planning.world", "must be at least 1")
+    require(planning.node >= 1, "planning.node", "must be at least 1")
+    require(planning.network > 0, "planning.network", "must be above 0")
+    require(bool(planning.mfu) and all(0 < each <= 1 for each in planning.mfu), "planning.mfu", "numbers in (0, 1]")
+    require(planning.references >= 0, "planning.references", "must not be negative")
+    require(planning.picture >= 1, "planning.picture", "must be at least 1")
+    require(0 <= planning.trained_text <= 1, "planning.trained_text", "must lie in [0, 1]")

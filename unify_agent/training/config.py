@@ -175,6 +175,30 @@ class ParallelConfig:
 
 
 @dataclass
+class PlanningConfig:
+    """What `plan` assumes of machines, and of data that is not there (docs/planning.md)."""
+
+    card: str = "h20"
+    """A card of `training/planning/cards.py`: its memory, its bf16 FLOP/s, its links."""
+    world: Optional[int] = None
+    """Ranks to plan for; parallel.replicate x parallel.shard when omitted, else the ranks that torchrun started."""
+    node: int = 8
+    """Cards in a node: traffic among more of them crosses the network."""
+    network: float = 50.0
+    """GB/s that each card sends to other nodes (50: one 400 Gb/s adapter for each card)."""
+    mfu: list[float] = field(default_factory=lambda: [0.2, 0.3, 0.4, 0.5, 0.6])
+    """Shares of the card's FLOP/s for which seconds per step are stated."""
+    references: int = 2
+    """Reference pictures of an assumed sample."""
+    picture: int = 1024
+    """Pixels of its pictures' long side (4:3; the generated one is square), before the transforms."""
+    trained_text: float = 0.4
+    """Share of its text that carries a loss."""
+    dry_run: bool = False
+    """Also executes one step of rank 0 on tensors without storage, collectives included, and compares."""
+
+
+@dataclass
 class CheckpointConfig:
     every: int = 500
     keep_last: int = 2
@@ -270,6 +294,7 @@ class Config:
     lora: LoraConfig = field(default_factory=LoraConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    planning: PlanningConfig = field(default_factory=PlanningConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guards: GuardsConfig = field(default_factory=GuardsConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)

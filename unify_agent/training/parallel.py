@@ -1,9 +1,6 @@
-"""Everything about several processes: start-up, the replicate x shard mesh, sharding, and sums over ranks.
+"""Several processes: start-up, the replicate x shard mesh, sums over ranks, and parts of sharded tensors.
 
-The model knows nothing of this. FSDP2 shards each block and the root over `shard` ranks and repeats that
-`replicate` times. Gradients are *summed* over ranks (divide factor 1): the loss is already divided by global
-denominators, so one process, replicas and shards give the same step (unlike FSDP's default mean, whose divisor
-depends on the mesh).
+The model knows nothing of this, and how it is sharded over the mesh is said in `parallelize.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -29,7 +26,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among all. `mesh` is None in a single process."""
+    """This process's place among all. `mesh` (replicate x shard) is None where nothing is sharded: in a single process,
+    unless master weights differ from what is computed with or lie elsewhere, which is the sharding's work too."""
 
     rank: int
     size: int
@@ -125,6 +123,9 @@ def start(config: ParallelConfig) -> World:
     """Join the process group that torchrun describes in the environment; without one, a world of one.
 
     A group that exists already is used and left standing.
+
+    Raises:
+        UserError: the mesh or the packs of a step do not fit the number of ranks.
     """
     set_threads(config.threads)
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -140,11 +141,14 @@ def start(config: ParallelConfig) -> World:
             f"parallel.packs_per_step={config.packs_per_step} is no multiple of {size} ranks: "
             f"every rank takes the same number of packs in a step (a run may continue with another number of them)"
         )
-    if size == 1:
+    if size == 1 and config.strategy == "fsdp" and config.dtype == "fp32" and not config.offload:
         return World(0, 1, device, None)
     join = not dist.is_initialized()
     if join:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # gloo beside nccl: what is offloaded is also reduced in host memory
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if size == 1 else {}
+        dist.init_process_group(backend, **alone)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
     return World(rank, size, device, mesh, join)
 
@@ -152,29 +156,6 @@ def start(config: ParallelConfig) -> World:
 def stop(world: World) -> None:
     if world.joined:
         dist.destroy_process_group()
-
-
-def parallelize(model: nn.Module, world: World) -> nn.Module:
-    """Shard a model in place. Each transformer block is a unit, the rest is the root's."""
-    if world.mesh is None:
-        return model
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-
-    for block in blocks(model):
-        fully_shard(block, mesh=world.mesh)
-    fully_shard(model, mesh=world.mesh)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-    return model
-
-
-def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The repeated layers: every entry of a ModuleList called `layers`, the decoder's and the ViT's."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and name.rpartition(".")[2] == "layers":
-            yield from module
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -10,15 +10,11 @@ nothing to draw would have to wait anyway.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from unify_agent import files
 from unify_agent.errors import UserError
@@ -31,6 +27,7 @@ from unify_agent.training.assembly import Assembly
 from unify_agent.training.config import Config, SamplesConfig
 from unify_agent.training.ema import Ema
 from unify_agent.training.parallel import World
+from unify_agent.training.parallelize import callable_in_parts
 
 PROMPTS = "prompts.json"
 """File beside the pictures: their prompts, in order."""
@@ -94,19 +91,6 @@ class Samples:
                 Image.fromarray(sample.picture).save(buffer, "PNG")
                 files.write_bytes(sample.path, buffer.getvalue())
         return found
-
-
-@contextmanager
-def callable_in_parts(model: nn.Module) -> Iterator[None]:
-    """Inside, parts of a sharded model may be called without the whole: what its root holds is gathered at once, each
-    block by its own call."""
-    if isinstance(model, FSDPModule):
-        model.unshard()
-    try:
-        yield
-    finally:
-        if isinstance(model, FSDPModule):
-            model.reshard()
 
 
 def read_prompts(options: SamplesConfig) -> list[str]:

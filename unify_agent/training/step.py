@@ -68,8 +68,7 @@ class Stepper:
                 latents = self.encode(batch)
             flex = config.model.attention == "flex"
             attend = FlexAttention(batch.spans, batch.length, world.device) if flex else None
-            with torch.autocast(world.device.type, torch.bfloat16, enabled=config.parallel.dtype == "bf16"):
-                out = self.model(batch, latents, attend)
+            out = self.model(batch, latents, attend)
             ce = out.ce * (config.loss.ce_weight / ce_total if ce_total else 0.0)
             mse = out.mse * (config.loss.mse_weight / mse_total if mse_total else 0.0)
             self.phase("backward")

@@ -30,7 +30,7 @@ from unify_agent.training import checkpoint, generators, optimiser, parallel, su
 from unify_agent.training.assembly import Assembly, assemble
 from unify_agent.training.checkpoint import Saver
 from unify_agent.training.compose import to_yaml
-from unify_agent.training.config import Config
+from unify_agent.training.config import Config, ParallelConfig
 from unify_agent.training.console import Console
 from unify_agent.training.ema import Ema
 from unify_agent.training.export import commit, export_run
@@ -38,6 +38,7 @@ from unify_agent.training.guards import Fault, Guards
 from unify_agent.training.logs import RunLog
 from unify_agent.training.meter import Meter
 from unify_agent.training.parallel import World
+from unify_agent.training.parallelize import parallelize
 from unify_agent.training.samples import Samples
 from unify_agent.training.step import Stepper
 from unify_agent.training.watchdog import Watchdog
@@ -62,7 +63,7 @@ class Trainer:
         self.folder = Path(config.output)
         self.checkpoints = self.folder / "checkpoints"
         self.parts = parts
-        self.model = _placed(parts, world)
+        self.model = _placed(parts, world, config.parallel)
         self.model.train()
         self.optimiser = optimiser.build(self.model, config.optim)
         self.ema = Ema(self.model, config.ema)
@@ -73,7 +74,7 @@ class Trainer:
         )
         self.saver = Saver(self.checkpoints, world, config.checkpoint.keep_last, config.checkpoint.asynchronous)
         self.samples = Samples(config, parts, self.model, self.ema, world)
-        self.meter = Meter(world, parts.start.shape)
+        self.meter = Meter(world, self.model, parts.start.shape)
         self.logged: dict[str, str] = {}
         self.done = self.saved = 0
 
@@ -221,11 +222,12 @@ class Trainer:
         return 0
 
 
-def _placed(parts: Assembly, world: World) -> Bagel:
+def _placed(parts: Assembly, world: World, config: ParallelConfig) -> Bagel:
     """The model, sharded. Stored weights are read after that, so a rank never holds more than its shard of them."""
+    home = "cpu" if config.offload else world.device
     if parts.weights is None:
-        return parallel.parallelize(parts.model.to(world.device), world)
-    model = parallel.parallelize(parts.model, world).to_empty(device=world.device)
+        return parallelize(parts.model.to(home), world, config)
+    model = parallelize(parts.model, world, config).to_empty(device=home)
     parts.weights.fill(model, parallel.shard)
     return model
 
