@@ -82,7 +82,7 @@ class RunLog:
         elif "wandb" not in self.ids:
             self.ids["wandb"] = secrets.token_hex(4)
         files.write_text(file, self.ids["wandb"])
-        online = "WANDB_MODE" in os.environ or _has_wandb_key()
+        online = "WANDB_MODE" in os.environ or has_wandb_key()
         return wandb.init(
             project=config.logging.project,
             dir=str(self.folder),
@@ -103,7 +103,7 @@ class RunLog:
         return SummaryWriter(str(self.folder / "tensorboard"), purge_step=done + 1)
 
 
-def _has_wandb_key() -> bool:
+def has_wandb_key() -> bool:
     """Whether `wandb login`, or the environment, has left a key."""
     if os.environ.get("WANDB_API_KEY"):
         return True
