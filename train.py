@@ -1,7 +1,7 @@
 """Train: `python train.py +recipe=NAME [key=value ...]`, or the same under `torchrun --nproc-per-node N`.
 
-`--cfg job` prints the composed configuration and stops, `plan=true` the size of what would be trained. The same
-command continues an interrupted run.
+`--cfg job` prints the composed configuration and stops, `plan=true` what the run would need (memory, time, network; on
+any machine, docs/planning.md). The same command continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def usage() -> str:
         "usage: python train.py +recipe=NAME [key=value ...]\n"
         f"  recipes: {names}\n"
         "  python train.py +recipe=NAME --cfg job    print the composed configuration and stop\n"
-        "  python train.py model=bagel_7b_mot plan=true    print the size of what would be trained and stop\n"
+        "  python train.py +recipe=NAME plan=true    print what the run would need and stop; plan=json for programs\n"
         "  torchrun --nproc-per-node N train.py +recipe=NAME    the same run on N processes\n"
         "  an interrupted run continues with the same command"
     )
@@ -45,10 +45,9 @@ def main() -> int:
         print(to_yaml(config), end="")
         return 0
     if config.plan != "false":
-        from unify_agent.training.plan import plan
+        from unify_agent.training.planning.command import show as show_plan
 
-        print("\n".join(plan(config).lines()))
-        return 0
+        return show_plan(config)
     if config.task == "vae":
         from unify_agent.training.vae_task import fit_vae
 

@@ -191,7 +191,7 @@ def whole_case(tokens: int, threads: int, compiled: bool, rank: int, ranks: int,
     config = load_config(settings, ROOT / "configs", ROOT / "recipes")
     world = parallel.start(config.parallel)
     parts = assemble(config, world)
-    model = place(parts.model, parts.weights, world, config.parallel).train()
+    model = place(parts.model, parts.weights, world, config).train()
     stepper, clock = stepper_of(model, parts.encode, config, world)
     data = parts.loader.steps(0, steps)
     times: list[tuple[float, int, dict[str, float]]] = []

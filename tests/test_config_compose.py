@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,43 @@ def test_the_default_is_the_papers_table_6():
     assert (config.data.vae_transform.min, config.data.vae_transform.max) == (512, 1024)
     assert (config.data.vit_transform.min, config.data.vit_transform.max) == (378, 980)
     assert (config.steps, config.optim.schedule, config.ema.decay) == (10000, "constant", 0.9999)
+
+
+def test_the_paper_scale_recipe_is_table_6_to_the_letter():
+    config, default = load("+recipe=sft_64xh20"), load("model.path=x")
+    assert (config.optim, config.loss, config.steps) == (default.optim, default.loss, 10000)  # as tested above
+    assert config.data.sources and replace(config.data, sources=[], workers=default.data.workers) == default.data
+    parallel = config.parallel
+    assert (parallel.strategy, parallel.replicate, parallel.shard) == ("fsdp", 8, 8)  # HYBRID_SHARD
+    assert (parallel.packs_per_step, parallel.dtype) == (64, "bf16")
+    assert (config.model.init, config.model.arch, config.layout) == ("pretrained", "bagel_7b_mot", "paper")
+    assert config.lora.rank == 0 and config.loss.timestep_shift == 1.0
+    assert (config.planning.card, config.planning.world) == ("h20", 64)
+
+
+@pytest.mark.parametrize(("name", "world"), [("sft_8gpu", 8), ("sft_1gpu", 1)])
+def test_the_smaller_recipes_train_the_same_packs(name, world):
+    config, paper = load(f"+recipe={name}"), load("+recipe=sft_64xh20")
+    assert (config.data, config.loss, config.model) == (paper.data, paper.loss, paper.model)
+    assert config.parallel.replicate * config.parallel.shard == config.planning.world == world
+    assert config.parallel.packs_per_step % world == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("planning.world=0", "planning.world"),
+        ("planning.node=0", "planning.node"),
+        ("planning.network=0", "planning.network"),
+        ("planning.mfu=[]", "planning.mfu"),
+        ("planning.mfu=[1.5]", "planning.mfu"),
+        ("planning.references=-1", "planning.references"),
+        ("planning.picture=0", "planning.picture"),
+        ("planning.trained_text=2", "planning.trained_text"),
+    ],
+)
+def test_a_plan_of_impossible_machines_or_data_is_refused(override, says):
+    assert says in error(override)
 
 
 def test_an_override_wins_over_the_recipe():

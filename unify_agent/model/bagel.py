@@ -8,7 +8,7 @@ are exactly those of a BAGEL checkpoint; the VAE is not part of the model. Shard
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,10 +36,13 @@ class LossSums(NamedTuple):
 
 
 class Head(nn.Linear):
-    """To the vocabulary."""
+    """To the vocabulary: logits, or the losses without ever having all logits."""
 
-    def cross_entropy(self, hidden: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """`losses.weighted_cross_entropy` with this head, called as a method so that sharding can gather it."""
+    def forward(self, hidden: Tensor, labels: Tensor | None = None, weights: Tensor | None = None) -> Any:
+        """`hidden` [N, H] -> [N, V]; with labels and weights what `losses.weighted_cross_entropy` returns. The loss is
+        a call of this module, since sharding gathers what a module holds when it is called."""
+        if labels is None or weights is None:
+            return super().forward(hidden)
         return weighted_cross_entropy(hidden, self.weight, labels, weights)
 
 
@@ -118,8 +121,7 @@ class Bagel(nn.Module):
         attend = attend or segments(batch.spans, batch.length, hidden)
         hidden = self.language_model.model(hidden, und_at, batch.latent_at, batch.rope_ids, attend)
 
-        head = self.language_model.lm_head
-        ce, ce_tokens = head.cross_entropy(hidden[batch.ce_at], batch.ce_labels, batch.ce_weights)
+        ce, ce_tokens = self.language_model.lm_head(hidden[batch.ce_at], batch.ce_labels, batch.ce_weights)
         row = torch.empty(batch.length, dtype=torch.int64, device=text.device)
         row[batch.latent_at] = torch.arange(len(batch.latent_at), device=text.device)
         trained = row[batch.mse_at]

@@ -6,7 +6,7 @@ the model's dtype. The memory of the process therefore grows by what it keeps an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,25 +65,26 @@ class Weights:
         self.tensors = self._checked(shapes(self.config))
 
     @torch.no_grad()
-    def fill(self, model: Bagel, part: Part = whole, under: str = "") -> None:
-        """Writes every parameter that has storage; `part` says which rows of it are held here, `under` how the names
-        begin.
+    def fill(self, model: Bagel | Mapping[str, Tensor], part: Part = whole, under: str = "") -> None:
+        """Writes every parameter that has storage, of a model or by name; `part` says which rows of it are held here,
+        `under` how the names begin.
 
         Rows that a vocabulary table has and the file has not start as the mean of the file's rows, so that a new token
         begins as an average one.
         """
+        parameters = model if isinstance(model, Mapping) else dict(model.named_parameters())
         by_file: dict[Path, list[str]] = {}
         for name, each in self.tensors.items():
-            if name.startswith(under) and name not in TABLES:
+            if name in parameters and name.startswith(under) and name not in TABLES:
                 by_file.setdefault(each.file, []).append(name)
         for file, names in by_file.items():
             with opened(file) as tensors:
                 for name in names:
-                    target, rows = part(model.get_parameter(name))
+                    target, rows = part(parameters[name])
                     if target.device.type != "meta":
                         _copy(tensors.get_slice(name), target, rows)
-        for name in (table for table in TABLES if table.startswith(under)):
-            target, rows = part(model.get_parameter(name))
+        for name in (table for table in TABLES if table in parameters and table.startswith(under)):
+            target, rows = part(parameters[name])
             target.copy_(sincos_table(getattr(self.config, TABLES[name]), self.config.llm.hidden_size)[rows])
 
     def _checked(self, wanted: dict[str, tuple[int, ...]]) -> dict[str, Stored]:

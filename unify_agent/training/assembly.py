@@ -159,10 +159,10 @@ def architecture(name: str) -> BagelConfig:
 
 def pixels_of(config: Config, shape: BagelConfig) -> Pixels:
     """How pictures enter. Raises UserError for transforms that the model's patches or position tables can't take."""
-    data = config.data
+    data, vit = config.data, shape.vit
     return Pixels(
         vae=_transform(data.vae_transform, "data.vae_transform", shape.pixels_per_token, shape.max_latent_size),
-        vit=_transform(data.vit_transform, "data.vit_transform", shape.vit.patch_size, shape.vit_max_num_patch_per_side),
+        vit=_transform(data.vit_transform, "data.vit_transform", vit.patch_size, shape.vit_max_num_patch_per_side),
         vae_patch=shape.pixels_per_token,
         vit_patch=shape.vit.patch_size,
     )

@@ -203,6 +203,10 @@ def check(config: schema.Config) -> None:
     require(config.lora.rank >= 0, "lora.rank", "must not be negative; 0 trains the weights themselves")
     require(config.lora.alpha > 0, "lora.alpha", "must be above 0")
     require(0 <= config.lora.dropout < 1, "lora.dropout", "must be at least 0 and below 1")
+    if config.lora.rank:
+        require(config.model.init == "pretrained", "model.init", "lora.rank is for stored weights; leave one out")
+        half = config.lora.base_dtype == "bf16" and config.parallel.dtype != "bf16"
+        require(not half, "lora.base_dtype", "is only computed with parallel.dtype=bf16")
     _strategy(config, require)
     _planning(config, require)
     require(config.export.shard_gib > 0, "export.shard_gib", "must be above 0")
@@ -239,6 +243,8 @@ def _strategy(config: schema.Config, require: Callable[[bool, str, str], None]) 
     for key in ("compile", "offload"):
         require(not getattr(parallel, key), f"parallel.{key}", f"not with {only}; parallel.strategy=fsdp has it")
     require(config.lora.rank == 0, "lora.rank", f"not with {only}; parallel.strategy=fsdp has it")
+    every = config.logging.samples.every
+    require(every is None, "logging.samples.every", f"not with {only}; parallel.strategy=fsdp has it")
 
 
 def _planning(config: schema.Config, require: Callable[[bool, str, str], None]) -> None:

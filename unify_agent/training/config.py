@@ -125,7 +125,8 @@ class EmaConfig:
 
 @dataclass
 class LoraConfig:
-    """Low-rank adapters (peft) on every linear layer of both experts; everything else is frozen then."""
+    """Low-rank adapters (peft) on every linear layer of both experts. They and the vocabulary tables are trained then,
+    and everything else is frozen."""
 
     rank: int = 0
     """0 trains the weights themselves."""

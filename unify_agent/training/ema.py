@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unify_agent.training.config import EmaConfig
-from unify_agent.training.parallel import local
+from unify_agent.training.parallel import held, local
 
 
 class Ema:
@@ -22,7 +22,7 @@ class Ema:
     def __init__(self, model: nn.Module, config: EmaConfig) -> None:
         self.config = config
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.tensors: dict[str, Tensor] = {name: p.detach().float().clone() for name, p in self.parameters.items()}
+        self.tensors: dict[str, Tensor] = {name: held(p).float().clone() for name, p in self.parameters.items()}
 
     def decay(self, update: int) -> float:
         """Decay of update number `update`, counted from 0."""
@@ -32,7 +32,7 @@ class Ema:
     @torch.no_grad()
     def step(self, update: int) -> None:
         averages = [local(tensor) for tensor in self.tensors.values()]
-        weights = [local(p.detach()).float() for p in self.parameters.values()]
+        weights = [local(held(p)).float() for p in self.parameters.values()]
         torch._foreach_lerp_(averages, weights, 1.0 - self.decay(update))
 
     @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from unify_agent.training import checkpoint, metrics
 from unify_agent.training.assembly import Start
 from unify_agent.training.checkpoint import Checkpoint
 from unify_agent.training.config import Config, TransformConfig
+from unify_agent.training.lora import Merged
 
 
 def export_run(run: Path, out: Path, config: Config, start: Start) -> Path:
@@ -39,12 +40,7 @@ def export_run(run: Path, out: Path, config: Config, start: Start) -> Path:
     found = checkpoint.latest(run / "checkpoints")
     if found is None:
         raise UserError(f"{run}: no complete checkpoint in {run / 'checkpoints'}; train first")
-    keys = _keys(found, config.export.weights, start.shape)
-
-    def read(names: Sequence[str]) -> Mapping[str, Tensor]:
-        tensors = checkpoint.read(found, [keys[name] for name in names])
-        return {name: tensors[keys[name]] for name in names}
-
+    read = Merged(found, config, start) if config.lora.rank else _reader(found, config.export.weights, start.shape)
     description = Description(
         layout=config.layout,
         transforms={"vae": _transform(config.data.vae_transform), "vit": _transform(config.data.vit_transform)},
@@ -53,6 +49,16 @@ def export_run(run: Path, out: Path, config: Config, start: Start) -> Path:
     )
     dtype = DTYPES[config.export.dtype]
     return write_folder(out, read, start.shape, start.vae, start.tokenizer, description, dtype, config.export.shard_gib)
+
+
+def _reader(found: Checkpoint, weights: str, shape: BagelConfig) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:
+    keys = _keys(found, weights, shape)
+
+    def read(names: Sequence[str]) -> Mapping[str, Tensor]:
+        tensors = checkpoint.read(found, [keys[name] for name in names])
+        return {name: tensors[keys[name]] for name in names}
+
+    return read
 
 
 def provenance(run: Path, found: Checkpoint, config: Config, start: Start) -> dict[str, Any]:

@@ -163,6 +163,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def held(parameter: Tensor) -> Tensor:
+    """What this rank keeps of a parameter, without gradient: under ZeRO-3 a flat part, else the (D)Tensor itself."""
+    part = getattr(parameter, "ds_tensor", None)
+    return parameter.detach() if part is None else part.detach()
+
+
 def shard(tensor: Tensor) -> tuple[Tensor, slice]:
     """This rank's part of a parameter, sharing its storage, and which rows of the whole it is (`loading.Part`)."""
     start, stop = 0, tensor.shape[0]

@@ -29,28 +29,32 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
-    register_fsdp_forward_method,
 )
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from unify_agent.errors import UserError
 from unify_agent.model.bagel import Bagel
 from unify_agent.model.loading import Weights
-from unify_agent.training import parallel
-from unify_agent.training.config import ParallelConfig
+from unify_agent.training import lora, parallel
+from unify_agent.training.config import Config, ParallelConfig
 from unify_agent.training.parallel import World
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def place(model: Bagel, weights: Weights | None, world: World, config: ParallelConfig) -> Bagel:
-    """The model where it is trained, `parallelize`d. Stored weights are read after that (it then has no storage
-    before), so a rank never holds more than its shard of them."""
-    home = "cpu" if config.offload else world.device
+def place(model: Bagel, weights: Weights | None, world: World, config: Config) -> Bagel:
+    """The model where it is trained: with adapters if it gets any, and `parallelize`d. Stored weights are read after
+    that (it then has no storage before), so a rank never holds more than its shard of them."""
+    settings = config.parallel
+    home = "cpu" if settings.offload else world.device
     if weights is None:
-        return parallelize(model.to(home), world, config)
-    model = parallelize(model, world, config).to_empty(device=home)
-    weights.fill(model, parallel.shard)
+        return parallelize(model.to(home), world, settings)
+    if config.lora.rank:
+        model = lora.adapt(model, config.lora)
+    model = parallelize(model, world, settings).to_empty(device=home)
+    weights.fill(lora.by_public_name(model), parallel.shard)
+    if config.lora.rank:
+        lora.initialise(model, config.seed)
     return model
 
 
@@ -62,7 +66,7 @@ def parallelize(model: Model, world: World, config: ParallelConfig) -> Model:
     if config.compile:
         for block in blocks(model):
             compile_block(block)
-    if world.mesh is not None:
+    if world.mesh is not None and config.strategy == "fsdp":
         shard_model(model, world, config)
     return model
 
@@ -150,7 +154,6 @@ def shard_model(model: nn.Module, world: World, config: ParallelConfig) -> None:
     head = units[-1]
     for unit in units:
         fully_shard(unit, reshard_after_forward=unit is not head, **settings)  # the head is wanted again at once
-    register_fsdp_forward_method(head, "cross_entropy")
     fully_shard(model, **settings)
     _prefetch(units)
     for unit, following in pairwise(units):

@@ -25,7 +25,7 @@ from unify_agent import files
 from unify_agent.datasets.loader import StepData
 from unify_agent.datasets.sources import count_reasons
 from unify_agent.errors import UserError
-from unify_agent.training import checkpoint, generators, optimiser, parallel, summary
+from unify_agent.training import checkpoint, generators, lora, optimiser, parallel, summary
 from unify_agent.training.assembly import Assembly, assemble
 from unify_agent.training.checkpoint import Saver
 from unify_agent.training.compose import to_yaml
@@ -42,6 +42,7 @@ from unify_agent.training.parallelize import place
 from unify_agent.training.samples import Samples
 from unify_agent.training.step import Stepper
 from unify_agent.training.watchdog import Watchdog
+from unify_agent.training.zero import ZeroEngine
 
 
 def fit(config: Config) -> int:
@@ -63,19 +64,20 @@ class Trainer:
         self.folder = Path(config.output)
         self.checkpoints = self.folder / "checkpoints"
         self.parts = parts
-        self.model = place(parts.model, parts.weights, world, config.parallel)
+        self.model = place(parts.model, parts.weights, world, config)
         self.model.train()
-        self.optimiser = optimiser.build(self.model, config.optim)
+        self.meter = Meter(world, self.model, parts.start.shape)
+        self.zero = None if config.parallel.strategy == "fsdp" else ZeroEngine(self.model, config, world)
         self.ema = Ema(self.model, config.ema)
-        engine = TorchEngine(self.model, self.optimiser, config.optim)
+        if self.zero is None:
+            self.optimiser = optimiser.build(self.model, config.optim)
+        engine = self.zero or TorchEngine(self.model, self.optimiser, config.optim)
+        called = self.model if self.zero is None else self.zero.model
         self.guards = Guards(config, parts.start.shape.llm.vocab_size, world)
         self.watchdog = Watchdog(self.folder, world, config.logging.stuck_after)
-        self.stepper = Stepper(
-            self.model, engine, self.ema, parts.encode, config, world, self.guards, self.watchdog.enter
-        )
+        self.stepper = Stepper(called, engine, self.ema, parts.encode, config, world, self.guards, self.watchdog.enter)
         self.saver = Saver(self.checkpoints, world, config.checkpoint.keep_last, config.checkpoint.asynchronous)
         self.samples = Samples(config, parts, self.model, self.ema, world)
-        self.meter = Meter(world, self.model, parts.start.shape)
         self.logged: dict[str, str] = {}
         self.done = self.saved = 0
 
@@ -149,7 +151,10 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of a checkpoint under a name of its own; loading into them restores the run."""
-        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        if self.zero is not None:
+            return self.zero.tensors(self.ema)
+        state = lora.trained(self.model) if self.config.lora.rank else self.model.state_dict()
+        tensors = {f"model/{name}": value for name, value in state.items()}
         tensors |= {f"ema/{name}": value for name, value in self.ema.tensors.items()}
         tensors |= {f"optimiser/{name}": value for name, value in optimiser.state(self.model, self.optimiser).items()}
         return tensors
@@ -194,6 +199,11 @@ class Trainer:
             self.parts.loader.resume(found.meta["data"])
         except UserError as error:
             raise UserError(f"{found.path}: {error}") from None
+        if self.zero is not None and found.meta["ranks"] != self.world.size:
+            raise UserError(
+                f"{found.path}: written by {found.meta['ranks']} ranks; DeepSpeed continues with as many "
+                f"(parallel.strategy=fsdp with any number)"
+            )
         if found.step > self.config.steps:
             raise UserError(f"{found.path}: has more steps than steps={self.config.steps}; choose another output")
         random = self._generators() if found.meta["ranks"] == self.world.size else {}

@@ -1,0 +1,132 @@
+"""4 layers of BAGEL-7B's shape on a pack of 41,600 slots: FlexAttention and kernels of variable length, on a GPU.
+
+`python -m benchmarks.step --device cuda` runs it, a back end a process. Weights, activations and gradients in bfloat16.
+`error`: relative L2 distance of one layer's attention from the dense oracle's in float32, on the same random numbers,
+forwards; `error_backward`: of the three gradients, the largest. `seconds`: forward and backward pass of the layers,
+full checkpointing off, best of a few. `mfu`: the arithmetic of the linear layers (6 x parameters x tokens, of each
+token's own expert) and of attention (12 x visible pairs x width), over seconds x the card's dense bfloat16 rate.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.visibility import layout
+from unify_agent.interleave.visibility import Span, visible_pairs, visible_ranges
+from unify_agent.model.attention import Attend, FlexAttention, scaled_dot_product
+from unify_agent.model.config import BAGEL_7B_MOT, LlmConfig
+from unify_agent.model.decoder import Decoder
+from unify_agent.model.varlen import VarlenAttention, best_kernel
+
+TOKENS, LAYERS, REPEATS = 41600, 4, 5
+RATES = {"H20": 148, "H200": 989, "H100": 989, "H800": 989, "A100": 312, "A800": 312}
+"""Dense bfloat16 rate of a card in TFLOP/s, by a word of its name; without any the measured GEMM rate is used."""
+
+
+def real_shape(back_end: str) -> dict[str, Any]:
+    """One row: `flex` or `varlen`."""
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    config = replace(BAGEL_7B_MOT.llm, num_hidden_layers=LAYERS)
+    spans = layout(TOKENS)
+    attend: Attend = (
+        FlexAttention(spans, TOKENS, device) if back_end == "flex" else VarlenAttention(spans, device, best_kernel())
+    )
+    row: dict[str, Any] = {"case": f"{LAYERS} layers of BAGEL-7B, {back_end}", "tokens": TOKENS}
+    forward, backward = errors(attend, spans, config, device)
+    rate, measured = card_rate()
+    seconds, growth = timed(attend, spans, config, device)
+    flops = arithmetic(config, spans)
+    row |= {"seconds": seconds, "growth_mib": growth, "gemm": measured, "pairs": visible_pairs(spans)}
+    row |= {"mfu": flops / seconds / (rate * 1e12), "tflops": flops / seconds / 1e12, "card_tflops": rate}
+    return row | {"error": forward, "error_backward": backward, "kernel": getattr(best_kernel(), "__name__", "")}
+
+
+def card_rate() -> tuple[float, float]:
+    """(dense bfloat16 TFLOP/s of this card, GFLOP/s that multiplying two matrices of 8,192 reaches)."""
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    best = min(_seconds(lambda: a @ b) for _ in range(10))
+    measured = 2 * 8192**3 / best / 1e9
+    words = torch.cuda.get_device_name().replace("-", " ").split()
+    return next((float(RATES[word]) for word in words if word in RATES), measured / 1e3), measured
+
+
+def _seconds(call: Any) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def errors(attend: Attend, spans: list[Span], config: LlmConfig, device: torch.device) -> tuple[float, float]:
+    """Relative distances from the oracle, of the result and of the worst gradient."""
+    shapes = [(TOKENS, n, config.head_dim) for n in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
+    values = [torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in shapes]
+    grad = torch.randn(shapes[0], device=device, dtype=torch.bfloat16)
+    ours = [value.clone().requires_grad_() for value in values]
+    out = attend(0, *ours)
+    out.backward(grad)
+    theirs = [value.float().requires_grad_() for value in values]
+    expected = oracle(spans, *theirs, grad.float())
+    apart = [_apart(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True)]
+    return _apart(out, expected), max(apart)
+
+
+def oracle(spans: list[Span], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, rows: int = 1024) -> Tensor:
+    """Dense boolean masks over all keys, a block of rows at a time (all of them at once are 1.7 GB, and their scores
+    200 GB), in float32; adds the gradients to those of q, k and v."""
+    past, out = visible_ranges(spans), []
+    at = torch.arange(TOKENS, device=q.device)
+    for start in range(0, TOKENS, rows):
+        stop = min(TOKENS, start + rows)
+        mask = torch.zeros(stop - start, TOKENS, dtype=torch.bool, device=q.device)
+        for span, ranges in zip(spans, past, strict=True):
+            a, b = max(span.start, start), min(span.stop, stop)
+            if a < b:
+                for c, d in ranges:
+                    mask[a - start : b - start, c:d] = True
+                own = (at >= span.start) & (at < span.stop)
+                mask[a - start : b - start] |= own & ((span.mode != "causal") | (at <= at[a:b, None]))
+        block = scaled_dot_product(q[start:stop], k, v, mask)
+        block.backward(grad[start:stop])
+        out.append(block.detach())
+    return torch.cat(out)
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.float() - theirs).norm() / theirs.norm())
+
+
+def timed(attend: Attend, spans: list[Span], config: LlmConfig, device: torch.device) -> tuple[float, float]:
+    """Seconds of forward and backward pass, and MiB by which the peak exceeds the weights and the input."""
+    with torch.device(device):
+        decoder = Decoder(replace(config, vocab_size=8)).to(torch.bfloat16)
+        hidden = torch.randn(TOKENS, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        at = torch.arange(TOKENS)
+        drawn = torch.zeros(TOKENS, dtype=torch.bool)
+        for span in spans:
+            if span.mode != "causal":  # pictures: as in a real pack half of them are latents, the rest patches
+                drawn[span.start : (span.start + span.stop) // 2 if span.mode == "full" else span.stop] = True
+
+    def step() -> None:
+        decoder(hidden, at[~drawn], at[drawn], at, attend).sum().backward()
+        decoder.zero_grad()
+
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    seconds = min(_seconds(step) for _ in range(REPEATS))
+    return seconds, (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def arithmetic(config: LlmConfig, spans: list[Span]) -> float:
+    """FLOPs of forward and backward pass of the layers."""
+    wide, narrow = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    expert = config.hidden_size * (2 * wide + 2 * narrow + 3 * config.intermediate_size)
+    return LAYERS * (6.0 * expert * TOKENS + 12.0 * wide * visible_pairs(spans))

@@ -1,0 +1,74 @@
+"""The benchmarks of a step and of the loss print what they say, on sizes that a test can afford."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import cross_entropy, step
+from benchmarks.agent_sample import agent_sample
+from unify_agent.errors import UserError
+from unify_agent.interleave.segments import Drawing, Picture
+
+
+def here(function, *arguments):
+    """In this process, not one of its own."""
+    return function(*(arguments[0] if isinstance(arguments[0], tuple) else arguments))
+
+
+@pytest.mark.parametrize("tokens", [330, 1000, 8000])
+def test_the_sample_has_ten_segments_and_exactly_so_many_tokens(tokens):
+    sample = agent_sample("x", tokens)
+    assert sample.slots == tokens and len(sample.segments) == 10
+    assert [type(each) for each in sample.segments].count(Picture) == 4
+    assert isinstance(sample.segments[-1], Drawing)
+
+
+def test_the_agent_case_has_its_bars_and_its_pairs(monkeypatch):
+    monkeypatch.setattr(step, "REPEATS", 1)
+    monkeypatch.setattr(step, "PUBLIC", {330: (8.0, 4 * 2**20)})
+    monkeypatch.setattr(step, "TIMES_AS_FAST", {330: 4})
+    row = step.agent_case(330, 1, torch.get_num_threads())
+    assert (row["case"], row["tokens"]) == ("agent sample", 330)
+    assert row["seconds"] > 0 and row["gemm"] > 0 and 0 < row["pairs"] < 330**2
+    assert (row["most_seconds"], row["most_growth_mib"]) == (2.0, 1.0)
+    assert "at most 2.00 s" in step.line(row)
+
+
+def test_a_whole_step_is_told_by_its_parts(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(step, "REPEATS", 1)
+    row = step.whole_case(700, torch.get_num_threads(), False, 0, 1, 0)
+    assert set(row["parts"]) == {"loader", "vae", "forward", "backward", "optimiser", "communication"}
+    parts = sum(row["parts"].values())
+    assert 0.5 * row["seconds"] < parts <= 1.01 * row["seconds"] and row["tokens_per_second"] > 0
+
+
+def test_all_cases_make_one_json_list(monkeypatch, capsys):
+    monkeypatch.setattr(step, "alone", here)
+    made = {"seconds": 1.0, "growth_mib": 2.0}
+    monkeypatch.setattr(step, "agent_case", lambda tokens, samples, threads: {"case": "a", "tokens": tokens} | made)
+    monkeypatch.setattr(step, "whole_case", lambda tokens, *_: {"case": "w", "tokens": tokens} | made)
+    assert step.main(["--json", "--device", "cpu"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["tokens"] for row in rows[:3]] == [1000, 4000, 8000]
+    assert all({"case", "tokens", "seconds", "growth_mib"} <= row.keys() for row in rows)
+    with pytest.raises(UserError, match="--threads 0"):
+        step.main(["--threads", "0"])
+
+
+def test_both_losses_of_the_comparison_are_the_same(monkeypatch, capsys):
+    torch.manual_seed(0)
+    hidden, head = torch.randn(300, 16, requires_grad=True), torch.randn(40, 16, requires_grad=True)
+    labels, weights = torch.randint(40, (300,)), torch.rand(300)
+    found = []
+    for loss in (cross_entropy.plain, cross_entropy.chunked):
+        value = loss(hidden, head, labels, weights)
+        found.append((value, *torch.autograd.grad(value, (hidden, head))))
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    monkeypatch.setattr(cross_entropy, "compare", lambda width, threads: {"memory_ratio": 0.1, "time_ratio": 1.0})
+    assert cross_entropy.main(["--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["memory_ratio"] == 0.1 and set(printed["hidden 3584"]) == {"memory_ratio", "time_ratio"}
