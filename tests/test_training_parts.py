@@ -1,15 +1,16 @@
 """Schedule, EMA, checkpoints, metrics and mesh, each alone."""
 
-import json
 import math
-import shutil
+import random
+import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from unify_agent.errors import UserError
-from unify_agent.training import checkpoint, metrics, optimiser, parallel, plots, plugins
+from unify_agent.errors import STOPPED, UserError
+from unify_agent.training import checkpoint, generators, metrics, optimiser, parallel, plots, plugins
 from unify_agent.training.config import EmaConfig, OptimConfig, ParallelConfig
 from unify_agent.training.ema import Ema
 
@@ -57,8 +58,23 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
     return {"a/b": torch.full((3, 2), value), "step": torch.tensor(value)}
 
 
-def test_a_checkpoint_reads_back_what_was_saved(tmp_path):
-    checkpoint.save(tmp_path, 7, tensors(2.5), {"note": "x"}, ALONE, keep=1)
+@pytest.fixture(params=[True, False], ids=["background", "waiting"])
+def saver(request, tmp_path):
+    """Keeps the newest checkpoint only."""
+    saver = checkpoint.Saver(tmp_path, ALONE, keep=1, background=request.param)
+    yield saver
+    saver.close()
+
+
+def save(saver: checkpoint.Saver, step: int) -> None:
+    """Save and wait."""
+    saver.save(step, tensors(float(step)), {})
+    saver.wait()
+
+
+def test_a_checkpoint_reads_back_what_was_saved(saver, tmp_path):
+    saver.save(7, tensors(2.5), {"note": "x"})
+    saver.wait()
     found = checkpoint.latest(tmp_path)
     into = tensors(0.0)
     checkpoint.load(found, into, ALONE)
@@ -66,42 +82,108 @@ def test_a_checkpoint_reads_back_what_was_saved(tmp_path):
     assert into["a/b"].eq(2.5).all() and into["step"] == 2.5
 
 
-def test_only_the_newest_complete_checkpoints_are_kept(tmp_path):
+def test_a_save_waits_for_the_one_under_way(tmp_path, monkeypatch):
+    begun, write = [], checkpoint.dcp.save
+
+    def one_at_a_time(*arguments, **settings):
+        begun.append(settings["checkpoint_id"].name)
+        found = write(*arguments, **settings)
+        assert len(begun) == len(checkpoint.complete(tmp_path)) + 1
+        return found
+
+    monkeypatch.setattr(checkpoint.dcp, "save", one_at_a_time)
+    saver = checkpoint.Saver(tmp_path, ALONE, keep=3)
+    for step in (1, 2, 3):
+        saver.save(step, tensors(float(step)), {})
+    saver.wait()
+    assert begun == [f".step_000000{step}.tmp" for step in (1, 2, 3)]
+    saver.close()
+
+
+def test_a_save_holds_what_there_was_when_it_was_called(tmp_path, monkeypatch):
+    go, write = threading.Event(), checkpoint.dcp.save
+    monkeypatch.setattr(checkpoint.dcp, "save", lambda *a, **k: (go.wait(60), write(*a, **k))[1])
+    saver = checkpoint.Saver(tmp_path, ALONE, keep=1)
+    held = tensors(1.0)
+    saver.save(1, held, {})
+    assert checkpoint.latest(tmp_path) is None  # under way, while training goes on
+    held["a/b"].fill_(9.0)
+    go.set()
+    saver.wait()
+    into = tensors(0.0)
+    checkpoint.load(checkpoint.latest(tmp_path), into, ALONE)
+    assert into["a/b"].eq(1.0).all()
+    saver.close()
+
+
+def test_only_the_newest_complete_checkpoints_are_kept(saver, tmp_path):
+    saver.keep = 2
     for step in range(1, 6):
-        checkpoint.save(tmp_path, step, tensors(float(step)), {}, ALONE, keep=2)
+        saver.save(step, tensors(float(step)), {})
+    saver.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_0000004", "step_0000005"]
+    saver.save(6, tensors(6.0), {}, prune=False)
+    saver.wait()
+    assert [each.step for each in checkpoint.complete(tmp_path)] == [4, 5, 6]
 
 
-def test_a_folder_without_its_marker_is_no_checkpoint(tmp_path):
+def test_a_folder_without_its_marker_is_no_checkpoint(saver, tmp_path):
+    saver.keep = 3
     for step in (1, 2):
-        checkpoint.save(tmp_path, step, tensors(float(step)), {}, ALONE, keep=3)
+        saver.save(step, tensors(float(step)), {})
+    saver.wait()
     (tmp_path / "step_0000002" / checkpoint.MARKER).unlink()
     (tmp_path / ".step_0000003.tmp").mkdir()
     assert checkpoint.latest(tmp_path).step == 1
 
 
-def test_a_failed_save_keeps_the_last_good_checkpoint_and_says_so(tmp_path, monkeypatch):
-    checkpoint.save(tmp_path, 1, tensors(1.0), {}, ALONE, keep=1)
+def test_a_failed_save_keeps_the_last_good_checkpoint_and_says_so(saver, tmp_path, monkeypatch):
+    save(saver, 1)
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint.dcp, "save", full)
-    with pytest.raises(UserError, match=r"No space left on device.*last good one is .*step_0000001"):
-        checkpoint.save(tmp_path, 2, tensors(2.0), {}, ALONE, keep=1)
+    with pytest.raises(UserError, match=r"No space left on device.*last good one is .*step_0000001") as caught:
+        save(saver, 2)
+    assert caught.value.code == STOPPED and not saver.failed
     assert [path.name for path in tmp_path.iterdir()] == ["step_0000001"]
     into = tensors(0.0)
     checkpoint.load(checkpoint.latest(tmp_path), into, ALONE)
     assert into["step"] == 1
 
 
-def test_a_damaged_checkpoint_is_one_clear_line(tmp_path):
-    path = checkpoint.save(tmp_path, 1, tensors(1.0), {}, ALONE, keep=1)
-    shutil.copy(path / checkpoint.MARKER, tmp_path / "marker")
+def test_a_failed_marker_leaves_no_checkpoint_behind(saver, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.files, "write_json", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(UserError, match=r"disk full.*no earlier one"):
+        save(saver, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
+    (tmp_path / "file").touch()
+    saver = checkpoint.Saver(tmp_path / "file" / "checkpoints", ALONE, keep=1)
+    with pytest.raises(UserError, match=r"step_0000001: checkpoint cannot be written \(Not a directory\)"):
+        saver.save(1, tensors(1.0), {})
+    saver.close()
+
+
+def test_a_damaged_checkpoint_is_one_clear_line(saver, tmp_path):
+    path = saver.save(1, tensors(1.0), {})
+    saver.wait()
     for file in path.glob("*.distcp"):
         file.unlink()
     with pytest.raises(UserError, match="step_0000001: this checkpoint cannot be read"):
         checkpoint.load(checkpoint.latest(tmp_path), tensors(0.0), ALONE)
+
+
+def test_the_generators_go_on_where_they_were():
+    before = generators.states(ALONE.device)
+    drawn = [torch.rand(2).tolist(), np.random.rand(2).tolist(), random.gauss(0, 1), random.random()]
+    for _ in range(2):
+        torch.rand(5), np.random.randn(3), random.gauss(0, 1)
+    generators.restore(before, ALONE.device)
+    assert [torch.rand(2).tolist(), np.random.rand(2).tolist(), random.gauss(0, 1), random.random()] == drawn
 
 
 def test_losses_are_reported_by_role_and_by_timestep():
@@ -113,15 +195,6 @@ def test_losses_are_reported_by_role_and_by_timestep():
     assert row["mse_t/0.00-0.25"] == 3.0 and row["mse_t/0.75-1.00"] == 6.0
     assert "mse_t/0.25-0.50" not in row
     assert (row["ce_tokens"], row["mse_tokens"]) == (3, 3)
-
-
-def test_rows_of_steps_that_are_trained_again_are_dropped(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"step": 4, "lo')
-    log = metrics.MetricsLog(tmp_path, 2, False, False, "", {})
-    log.write({"step": 3, "loss": 1.0})
-    log.close()
-    assert metrics.read(file) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": 1.0}]
 
 
 def test_losses_are_plotted(tmp_path):

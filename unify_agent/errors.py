@@ -16,6 +16,9 @@ from difflib import get_close_matches
 USAGE = 2
 """Exit code of a command that could not start: bad input, a missing file, an unknown key."""
 
+STOPPED = 1
+"""Exit code of a run that began well and cannot go on: a full disk, a loss that is not finite."""
+
 
 class UserError(Exception):
     """Bad input, told in one line. `code` is the exit code that it asks for."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypedDict
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from unify_agent.datasets.schedule import Change, Schedule
 from unify_agent.datasets.sources import Draw, Mixture, Skipped
 from unify_agent.datasets.workers import settle
-from unify_agent.errors import UserError
+from unify_agent.errors import UserError, nearest
 from unify_agent.files import digest
 from unify_agent.interleave.batch import PackedBatch, PackRules, pack
 from unify_agent.interleave.layout import Preset, drop_conditions
@@ -147,9 +147,13 @@ class Builder(Dataset):
         preset: Preset = "paper",
         dropout: Dropout | None = None,
         pad_to: int = 1,
+        leave_out: Collection[str] = (),
     ) -> None:
         self.mixture, self.rules, self.seed, self.preset, self.pad_to = mixture, rules, seed, preset, pad_to
-        self.dropout = dropout or Dropout()
+        self.dropout, self.leave_out = dropout or Dropout(), frozenset(leave_out)
+        known = {f"{source.name}:{id_}" for source in mixture.sources for id_ in source.ids()} if leave_out else set()
+        for name in self.leave_out - known:
+            raise UserError(f"data.leave_out: there is no sample {name}{nearest(name, list(known))}")
 
     def build(self, draws: Sequence[Draw]) -> tuple[PackedBatch, list[Skipped]]:
         """The pack of these draws, and those that could not be built; they are replaced by nothing."""
@@ -158,6 +162,8 @@ class Builder(Dataset):
             name = self.mixture.name(draw)
             source = self.mixture.sources[draw.source]
             try:
+                if name in self.leave_out:
+                    raise Unusable("left out", "named in data.leave_out")
                 document = source.document(draw.index, generator(self.seed, draw.epoch, name, "source"))
                 promised = int(self.mixture.slots[draw.source][draw.index])
                 if document.slots > promised:
@@ -199,7 +205,8 @@ class Loader:
     """The packs of one rank. `steps(start, stop)` can begin anywhere.
 
     `fingerprint` identifies data, limits and seed, but not ranks and packs per step. `skipped` lists what is unusable
-    as far as is known before anything is built. `pin`: packs lie in page-locked memory (CUDA only).
+    as far as is known before anything is built. `pin`: packs lie in page-locked memory (CUDA only). `leave_out`: ids
+    that are skipped where the plan has them.
     """
 
     def __init__(
@@ -216,6 +223,7 @@ class Loader:
         dropout: Dropout | None = None,
         pad_to: int = 1,
         pin: bool = False,
+        leave_out: Collection[str] = (),
     ) -> None:
         if limits.packs_per_step % world:
             raise UserError(
@@ -224,7 +232,9 @@ class Loader:
             )
         self.mixture, self.limits, self.seed = mixture, limits, seed
         self.rank, self.world, self.workers, self.pin = rank, world, workers, pin
-        self.builder = Builder(mixture, rules, seed=seed, preset=preset, dropout=dropout, pad_to=pad_to)
+        self.builder = Builder(
+            mixture, rules, seed=seed, preset=preset, dropout=dropout, pad_to=pad_to, leave_out=leave_out
+        )
         self.skipped = list(mixture.skipped)
         rules_of_plan = (replace(limits, packs_per_step=1), seed, preset, self.builder.dropout)
         self.plan_fingerprint = digest(repr(rules_of_plan))[:16]

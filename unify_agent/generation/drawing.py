@@ -33,6 +33,7 @@ from unify_agent.model.vae import to_uint8, unpatchify
 
 if TYPE_CHECKING:
     from unify_agent.generation.session import Session
+    from unify_agent.model.config import BagelConfig
 
 DRAW_TOKENS = 1 << 16
 """Tokens of noised pictures, over all branches, in one forward: five guided pictures of 1024x1024."""
@@ -332,14 +333,7 @@ def draw(
     Raises:
         UserError: a size that is no multiple of 16, or that the model's position table cannot hold.
     """
-    unit, side = session.config.pixels_per_token, session.config.max_latent_size
-    grids = []
-    for height, width in sizes:
-        if height < unit or width < unit or height % unit or width % unit:
-            raise UserError(f"size {height}x{width}: height and width must be positive multiples of {unit}")
-        if max(height, width) > unit * side:
-            raise UserError(f"size {height}x{width}: this model draws at most {unit * side} pixels a side")
-        grids.append((height // unit, width // unit))
+    grids = [grid_of_size(session.config, *size) for size in sizes]
     noise = [picture_noise(s, h * w, session.config.latent_dim) for s, (h, w) in zip(seeds, grids, strict=True)]
     forming = _decoded(session, grids, preview) if preview is not None else None
     latents = draw_latents(
@@ -358,6 +352,16 @@ def _decoded(
             preview(i, decode_latents(session, [latent], [grids[i]])[0])
 
     return forming
+
+
+def grid_of_size(config: BagelConfig, height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of latent patches of a picture of so many pixels. Raises UserError as `draw`."""
+    unit, side = config.pixels_per_token, config.max_latent_size
+    if height < unit or width < unit or height % unit or width % unit:
+        raise UserError(f"size {height}x{width}: height and width must be positive multiples of {unit}")
+    if max(height, width) > unit * side:
+        raise UserError(f"size {height}x{width}: this model draws at most {unit * side} pixels a side")
+    return height // unit, width // unit
 
 
 @torch.no_grad()

@@ -83,7 +83,8 @@ class Appended:
 
 class Session:
     """`rows` sequences, all empty at first. `seeds` (one a row) key the VAE's posterior samples. `prefixes`: beginnings
-    of texts that were computed before, for other rows or by another session of the same model.
+    of texts that were computed before, for other rows or by another session of the same model. `dtype` is that of
+    hidden states, the weights' by default: sharded weights are stored in another than they compute in.
 
     Methods take the rows they work on, in any order, each at most once. Rows never influence one another.
     """
@@ -99,12 +100,13 @@ class Session:
         seeds: Sequence[int] | None = None,
         capacity: int = 256,
         prefixes: Prefixes | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.model, self.vae, self.markers, self.pixels = model, vae, markers, pixels
         self.prefixes = prefixes if prefixes is not None else Prefixes()
         self.config = model.config
         weight = next(model.parameters())
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device, self.dtype = weight.device, dtype or weight.dtype
         llm = self.config.llm
         self.cache = Cache(
             llm.num_hidden_layers,

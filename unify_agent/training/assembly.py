@@ -214,6 +214,7 @@ def loader_of(config: Config, world: World, grammar: Grammar, pixels: Pixels, sh
         dropout=Dropout(data.dropout.text, data.dropout.vit, data.dropout.vae),
         pad_to=padding_of(config),
         pin=world.device.type == "cuda",
+        leave_out=data.leave_out,
     )
 
 
@@ -229,8 +230,6 @@ def rules_of(config: Config, grammar: Grammar, shape: BagelConfig) -> PackRules:
         tag_ids=frozenset(grammar.tag_ids[tag] for tag in STRUCTURE_TAGS),
         tag_weight=config.loss.special_token_weight,
     )
-
-
 def padding_of(config: Config) -> int:
     """Packs are padded to a multiple of this many slots."""
     return BLOCK if config.model.attention == "flex" else 1

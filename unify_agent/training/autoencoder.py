@@ -18,7 +18,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -29,8 +29,9 @@ from torch import Tensor
 
 from unify_agent import files
 from unify_agent.errors import UserError
-from unify_agent.model.config import TINY, VaeConfig, vae_to_json
+from unify_agent.model.config import VaeConfig, vae_to_json
 from unify_agent.model.vae import FluxVae
+from unify_agent.training.config import Config
 
 HELD_OUT_STEP = -1
 """The step whose batch is never trained on."""
@@ -44,41 +45,22 @@ class PictureSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class AutoencoderConfig:
-    steps: int = 6000
-    batch_size: int = 32
-    lr: float = 2e-3
-    warmup: int = 100
-    kl_weight: float = 1e-6
-    kl_floor: float = 0.5
-    """nats a latent below which the KL term stops pulling"""
-    latent_noise: float = 0.05
-    ema: float = 0.995
-    clip: float = 1.0
-    seed: int = 0
-    checkpoint_every: int = 250
-    log_every: int = 25
-    evaluate_pictures: int = 256
-    bf16: bool = True
-    vae: VaeConfig = field(default_factory=lambda: TINY.vae)
-
-
 def train_autoencoder(
-    config: AutoencoderConfig, source: PictureSource, out: Path | str, report: Callable[[dict], None] | None = None
+    config: Config, shape: VaeConfig, source: PictureSource, report: Callable[[dict], None] | None = None
 ) -> Path:
-    """Trains to `config.steps` and returns the folder with the result.
+    """Trains an autoencoder of `shape` for `config.steps` steps as `config.vae` says; returns `config.output`.
 
-    `out` gets `log.jsonl`, `checkpoint.pt` while under way, and at the end `ae.safetensors` (FLUX's key names,
+    That folder gets `log.jsonl`, `checkpoint.pt` while under way, and at the end `ae.safetensors` (FLUX's key names,
     float32), `vae.json` (the VaeConfig with measured scale and shift) and `metrics.json`. A finished folder is
     returned as it is.
 
     Raises:
-        UserError: `out` holds a run with other settings.
+        UserError: the folder holds a run with other settings.
     """
-    out = Path(out)
+    out, options = Path(config.output), config.vae
     out.mkdir(parents=True, exist_ok=True)
-    settings = {k: v for k, v in asdict(config).items() if k not in ("log_every", "checkpoint_every")}
+    settings = {k: v for k, v in asdict(options).items() if k not in ("pictures", "options")}
+    settings |= {"steps": config.steps, "seed": config.seed, "vae": asdict(shape)}
     settings = json.loads(json.dumps(settings))
     if (out / "config.json").exists():
         _same_settings(files.read_json(out / "config.json"), settings, out)
@@ -87,10 +69,10 @@ def train_autoencoder(
         return out
 
     torch.manual_seed(config.seed)
-    vae = FluxVae(replace(config.vae, scale_factor=1.0, shift_factor=0.0)).to(memory_format=torch.channels_last)
-    _start_near_identity(vae, config.vae.z_channels)
+    vae = FluxVae(replace(shape, scale_factor=1.0, shift_factor=0.0)).to(memory_format=torch.channels_last)
+    _start_near_identity(vae, shape.z_channels)
     average = {k: v.clone() for k, v in vae.state_dict().items()}
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=options.lr, betas=(0.9, 0.99), weight_decay=0.0)
     step = _resume(out, vae, average, optimizer)
     _trim_log(out / "log.jsonl", step)
     started, first = time.monotonic(), step
@@ -98,17 +80,17 @@ def train_autoencoder(
         while step < config.steps:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(config, step)
-            terms = _losses(config, vae, _tensor(source.batch(step, config.batch_size)), step)
+            terms = _losses(config, vae, _tensor(source.batch(step, options.batch_size)), step)
             optimizer.zero_grad(set_to_none=True)
             terms["loss"].backward()
-            norm = torch.nn.utils.clip_grad_norm_(vae.parameters(), config.clip)
+            norm = torch.nn.utils.clip_grad_norm_(vae.parameters(), options.clip)
             optimizer.step()
-            decay = min(config.ema, (1 + step) / (10 + step))
+            decay = min(options.ema, (1 + step) / (10 + step))
             with torch.no_grad():
                 current = vae.state_dict()
                 torch._foreach_lerp_(list(average.values()), [current[k] for k in average], 1 - decay)
             step += 1
-            if step % config.log_every == 0 or step == config.steps:
+            if step % config.logging.every == 0 or step == config.steps:
                 row = {
                     "step": step,
                     **{k: float(v.detach()) for k, v in terms.items()},
@@ -120,10 +102,10 @@ def train_autoencoder(
                 log.flush()
                 if report:
                     report(row)
-            if step % config.checkpoint_every == 0 and step < config.steps:
+            if step % config.checkpoint.every == 0 and step < config.steps:
                 _save(out, step, vae, average, optimizer)
     vae.load_state_dict(average)
-    return _finish(config, vae.eval(), source, out)
+    return _finish(config, shape, vae.eval(), source)
 
 
 @torch.no_grad()
@@ -137,11 +119,11 @@ def _start_near_identity(vae: FluxVae, channels: int) -> None:
     vae.net.encoder.conv_out.bias[channels:] = -6.0
 
 
-def learning_rate(config: AutoencoderConfig, step: int) -> float:
+def learning_rate(config: Config, step: int) -> float:
     """Linear warm-up, then a cosine down to a hundredth."""
-    warm = min(1.0, (step + 1) / max(1, config.warmup))
+    warm = min(1.0, (step + 1) / max(1, config.vae.warmup))
     cosine = 0.5 * (1 + math.cos(math.pi * step / max(1, config.steps)))
-    return config.lr * warm * (0.01 + 0.99 * cosine)
+    return config.vae.lr * warm * (0.01 + 0.99 * cosine)
 
 
 def edge_loss(drawn: Tensor, real: Tensor) -> Tensor:
@@ -156,16 +138,16 @@ def edge_loss(drawn: Tensor, real: Tensor) -> Tensor:
     return total / 3
 
 
-def _losses(config: AutoencoderConfig, vae: FluxVae, real: Tensor, step: int) -> dict[str, Tensor]:
+def _losses(config: Config, vae: FluxVae, real: Tensor, step: int) -> dict[str, Tensor]:
     """`real`: [B, 3, H, W] in [-1, 1]. The noise depends on (seed, step) only, so a resumed run repeats it."""
-    draw = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-    with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16):
+    options, draw = config.vae, torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
         mean, logvar = vae.encode_moments(real)
     mean, logvar = mean.float(), logvar.float().clamp(-30, 20)
     spread = mean.detach().std()
-    sigma = torch.exp(0.5 * logvar) + config.latent_noise * spread
+    sigma = torch.exp(0.5 * logvar) + options.latent_noise * spread
     latent = mean + sigma * torch.randn(mean.shape, generator=draw)
-    with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
         drawn = vae.decode(latent.contiguous(memory_format=torch.channels_last))
     drawn = drawn.float()
     kl = 0.5 * (mean.square() + logvar.exp() - 1 - logvar)  # nats, one a latent
@@ -177,25 +159,26 @@ def _losses(config: AutoencoderConfig, vae: FluxVae, real: Tensor, step: int) ->
         "latent_std": spread,
     }
     # The sum over a picture's latents, as FLUX's and Stable Diffusion's autoencoders weigh it.
-    pull = config.kl_weight * kl.mean().clamp(min=config.kl_floor) * (kl.numel() / len(kl))
+    pull = options.kl_weight * kl.mean().clamp(min=options.kl_floor) * (kl.numel() / len(kl))
     return {"loss": terms["l1"] + 0.5 * terms["l2"] + terms["edge"] + pull, **terms}
 
 
 @torch.no_grad()
-def _finish(config: AutoencoderConfig, vae: FluxVae, source: PictureSource, out: Path) -> Path:
+def _finish(config: Config, shape: VaeConfig, vae: FluxVae, source: PictureSource) -> Path:
     """Measures the latents' mean and spread and the reconstruction on held-out pictures, then writes the result."""
     from safetensors.torch import save
 
+    out, options = Path(config.output), config.vae
     seen = [
-        _encode(vae, _tensor(source.batch(step, config.batch_size)))
-        for step in range(max(1, config.evaluate_pictures // config.batch_size))
+        _encode(vae, _tensor(source.batch(step, options.batch_size)))
+        for step in range(max(1, options.evaluate_pictures // options.batch_size))
     ]
     mean, sigma = torch.cat([m for m, _ in seen]), torch.cat([s for _, s in seen])
     drawn = mean + sigma * torch.randn(mean.shape, generator=torch.Generator().manual_seed(config.seed))
-    final = replace(config.vae, scale_factor=float(1 / drawn.std()), shift_factor=float(drawn.mean()))
+    final = replace(shape, scale_factor=float(1 / drawn.std()), shift_factor=float(drawn.mean()))
     vae.config = final
 
-    held = _tensor(source.batch(HELD_OUT_STEP, config.evaluate_pictures))
+    held = _tensor(source.batch(HELD_OUT_STEP, options.evaluate_pictures))
     errors, absolute = [], []
     for part in held.split(64):
         m, s = _encode(vae, part)

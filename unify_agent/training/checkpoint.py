@@ -1,4 +1,4 @@
-"""Sharded checkpoints that exist whole or not at all.
+"""Sharded checkpoints that exist whole or not at all, written while training goes on.
 
 A checkpoint is a folder `checkpoints/step_0000123/` written by `torch.distributed.checkpoint` (each rank its own
 shards, readable by any number of ranks) under a hidden name, closed by `commit.json` and then renamed. A folder
@@ -13,19 +13,22 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from unify_agent import files
-from unify_agent.errors import UserError
+from unify_agent.errors import STOPPED, UserError
 from unify_agent.training.parallel import World
 
 MARKER = "commit.json"
@@ -61,38 +64,91 @@ def latest(folder: Path) -> Checkpoint | None:
     return found[-1] if found else None
 
 
-def save(folder: Path, step: int, tensors: dict[str, Tensor], meta: dict[str, Any], world: World, keep: int) -> Path:
-    """Write a checkpoint of `step` finished steps (a collective) and delete all but the newest `keep`.
+class Saver:
+    """Writes a run's checkpoints, one at a time: by default in the background, while training goes on.
 
-    Raises UserError on every rank when it cannot be written (a full disk, say); earlier checkpoints stay as
-    they are and nothing half-written remains.
+    A save copies every tensor to host memory before it returns, so the next step may change them. The write, the
+    marker and the deletion of older checkpoints happen in a thread, over a process group of its own. With
+    `background` false, `save` returns when the checkpoint is complete, and no copy is made.
+
+    `save` and `wait` are collectives. What goes wrong while writing is raised by the next of them, on every rank.
     """
-    path = folder / f"step_{step:07d}"
-    work = folder / f".{path.name}.tmp"
-    if world.main:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-    world.barrier()
-    failure: BaseException | None = None
-    try:
-        with _quiet():
-            dcp.save(tensors, checkpoint_id=work, no_dist=world.mesh is None)
-    except (CheckpointException, OSError, RuntimeError) as error:
-        failure = error
-    if world.main and failure is None:
+
+    def __init__(self, folder: Path, world: World, keep: int, background: bool = True) -> None:
+        self.folder, self.world, self.keep = folder, world, keep
+        self._group = dist.new_group(backend="gloo") if world.mesh is not None else None
+        cuda = world.device.type == "cuda"
+        # On a GPU into page-locked memory that is kept from save to save, all copies under way at once.
+        self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda)) if background else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: tuple[Path, Future[str | None]] | None = None
+
+    def save(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any], prune: bool = True) -> Path:
+        """Write a checkpoint of `step` finished steps, after the one under way; then delete all but the newest `keep`.
+
+        Raises UserError when this one cannot be begun, or the one before could not be written (a full disk, say).
+        Earlier checkpoints stay as they are and nothing half-written remains.
+        """
+        self.wait()
+        path = self.folder / f"step_{step:07d}"
+        work = self.folder / f".{path.name}.tmp"
+        failure = None
         try:
-            _commit(work, path, {"step": step, **meta})
-            _prune(folder, keep)
+            if self.world.main:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(work, ignore_errors=True)
+                work.mkdir()
         except OSError as error:
-            failure = error
-    if world.any(failure is not None):
-        if world.main:
-            shutil.rmtree(work, ignore_errors=True)
-        last = latest(folder)
-        kept = f"the last good one is {last.path}" if last else "there is no earlier one"
-        raise UserError(f"{path}: checkpoint cannot be written ({_reason(failure)}); {kept}")
-    return path
+            failure = _reason(error)
+        self._agree(path, failure)
+        staged = tensors if self._stager is None else self._stager.stage(tensors)
+        self._pending = path, self._thread.submit(self._write, path, work, staged, {"step": step, **meta}, prune)
+        if self._stager is None:
+            self.wait()
+        return path
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank knows already that the save under way has failed; `wait` tells it to all ranks."""
+        return self._pending is not None and self._pending[1].done() and self._pending[1].result() is not None
+
+    def wait(self) -> None:
+        """Return when no save is under way. Raises UserError, on every rank, when the last one has failed."""
+        if self._pending is None:
+            return
+        (path, future), self._pending = self._pending, None
+        self._agree(path, future.result())
+
+    def close(self) -> None:
+        """End the thread, after the save under way. No collective; a failure is no longer told."""
+        self._thread.shutdown()
+        if self._stager is not None:
+            self._stager.close()
+
+    def _write(
+        self, path: Path, work: Path, tensors: dict[str, Tensor], meta: dict[str, Any], prune: bool
+    ) -> str | None:
+        """Returns what went wrong, None when the checkpoint is complete."""
+        _silence()
+        try:
+            # Returns once every rank's shards are flushed to the disk, or raises on every rank.
+            dcp.save(tensors, checkpoint_id=work, process_group=self._group, no_dist=self._group is None)
+            if self.world.main:
+                _commit(work, path, meta)
+                if prune:
+                    _prune(self.folder, self.keep)
+        except (CheckpointException, OSError, RuntimeError) as error:
+            if self.world.main:
+                shutil.rmtree(work, ignore_errors=True)
+            return _reason(error)
+        return None
+
+    def _agree(self, path: Path, failure: str | None) -> None:
+        if self.world.any(failure is not None):
+            last = latest(self.folder)
+            kept = f"the last good one is {last.path}" if last else "there is no earlier one"
+            why = failure or "another rank failed"
+            raise UserError(f"{path}: checkpoint cannot be written ({why}); {kept}", STOPPED)
 
 
 def load(checkpoint: Checkpoint, tensors: dict[str, Tensor], world: World) -> None:
@@ -100,7 +156,7 @@ def load(checkpoint: Checkpoint, tensors: dict[str, Tensor], world: World) -> No
 
     Raises UserError when files are missing or do not fit.
     """
-    with _readable(checkpoint), _quiet():
+    with _readable(checkpoint):
         dcp.load(tensors, checkpoint_id=checkpoint.path, no_dist=world.mesh is None)
 
 
@@ -113,7 +169,7 @@ def shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 def read(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, Tensor]:
     """Whole tensors of a checkpoint, read by this process alone. Raises UserError as `load`."""
-    with _readable(checkpoint), _quiet():
+    with _readable(checkpoint):
         held = dcp.FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
         into = {name: torch.empty(held[name].size, dtype=held[name].properties.dtype) for name in names}
         dcp.load(into, checkpoint_id=checkpoint.path, no_dist=True)
@@ -122,6 +178,7 @@ def read(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, Tensor]:
 
 @contextmanager
 def _readable(checkpoint: Checkpoint) -> Iterator[None]:
+    _silence()
     try:
         yield
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
@@ -131,23 +188,14 @@ def _readable(checkpoint: Checkpoint) -> Iterator[None]:
         ) from None
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A single process is what we mean; torch warns of it at every save."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def _silence() -> None:
+    """A single process is what we mean; torch warns of it at every call."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 def _commit(work: Path, path: Path, meta: dict[str, Any]) -> None:
-    for file in work.iterdir():
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
     files.write_json(work / MARKER, meta)
-    shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)  # what is left of one that was being deleted
     os.replace(work, path)
 
 
@@ -162,10 +210,8 @@ def _prune(folder: Path, keep: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _reason(error: BaseException | None) -> str:
+def _reason(error: BaseException) -> str:
     """The first cause in one line; `torch.distributed.checkpoint` wraps what each rank raised."""
-    if error is None:
-        return "another rank failed"
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     while error.__cause__ is not None or isinstance(error.__context__, OSError):

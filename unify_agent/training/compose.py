@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -159,15 +160,10 @@ def check(config: schema.Config) -> None:
 
     def require(ok: bool, key: str, rule: str) -> None:
         if not ok:
-            value: Any = config
-            for part in key.split("."):
-                value = getattr(value, part)
-            raise UserError(f"{key}={value}: {rule}")
+            raise UserError(f"{key}={attrgetter(key)(config)}: {rule}")
 
     def one_of(key: str, choices: Sequence[str]) -> None:
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
+        value = attrgetter(key)(config)
         if value not in choices:
             raise UserError(f"{key}={value}: unknown; choose one of {', '.join(choices)}")
 
@@ -188,17 +184,20 @@ def check(config: schema.Config) -> None:
         "parallel.packs_per_step",
         "checkpoint.every",
         "checkpoint.keep_last",
+        "guards.spike_steps",
         "logging.every",
         "data.window_steps",
         "data.noise_copies",
         "data.expected_tokens",
         "vae.batch_size",
     ):
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        require(value >= 1, key, "must be at least 1")
+        require(attrgetter(key)(config) >= 1, key, "must be at least 1")
     require(len(config.optim.betas) == 2, "optim.betas", "two numbers, e.g. [0.9,0.95]")
+    for key in ("guards.first_ce", "guards.spike", "logging.stuck_after"):
+        value = attrgetter(key)(config)
+        require(value is None or value > 0, key, "must be above 0")
+    if config.logging.samples.every is not None:
+        _samples(config.logging.samples, require)
     require(0 <= config.ema.decay < 1, "ema.decay", "must be at least 0 and below 1")
     require(config.optim.clip > 0, "optim.clip", "must be above 0")
     require(config.lora.rank >= 0, "lora.rank", "must not be negative; 0 trains the weights themselves")
@@ -226,6 +225,13 @@ def check(config: schema.Config) -> None:
         require(0 <= getattr(config.data.dropout, name) <= 1, f"data.dropout.{name}", "must lie in [0, 1]")
 
 
+def _samples(samples: schema.SamplesConfig, require: Callable[[bool, str, str], None]) -> None:
+    key = "logging.samples"
+    require(samples.every is not None and samples.every >= 1, f"{key}.every", "must be at least 1")
+    require(bool(samples.prompts or samples.file), f"{key}.every", f"needs {key}.prompts or {key}.file")
+    require(samples.steps >= 2, f"{key}.steps", "must be at least 2")
+
+
 def _strategy(config: schema.Config, require: Callable[[bool, str, str], None]) -> None:
     """What DeepSpeed has no place for."""
     parallel = config.parallel
@@ -237,6 +243,8 @@ def _strategy(config: schema.Config, require: Callable[[bool, str, str], None]) 
     for key in ("compile", "offload"):
         require(not getattr(parallel, key), f"parallel.{key}", f"not with {only}; parallel.strategy=fsdp has it")
     require(config.lora.rank == 0, "lora.rank", f"not with {only}; parallel.strategy=fsdp has it")
+    every = config.logging.samples.every
+    require(every is None, "logging.samples.every", f"not with {only}; parallel.strategy=fsdp has it")
 
 
 def _planning(config: schema.Config, require: Callable[[bool, str, str], None]) -> None:

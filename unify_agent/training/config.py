@@ -89,6 +89,8 @@ class DataConfig:
     """Timesteps trained per generated picture and pack (the context is computed once)."""
     workers: int = 1
     """Background workers per rank that build packs; 0 builds them in the training process."""
+    leave_out: list[str] = field(default_factory=list)
+    """Ids of samples that are skipped where the plan has them, so that a run gets past a pack that stopped it."""
 
 
 @dataclass
@@ -201,6 +203,39 @@ class PlanningConfig:
 class CheckpointConfig:
     every: int = 500
     keep_last: int = 2
+    asynchronous: bool = True
+    """Write while training goes on, from a copy in host memory; without it, training waits and nothing is copied."""
+
+
+@dataclass
+class GuardsConfig:
+    """When a run stops by itself, before the step in question changes a weight. A loss or gradient that is not finite
+    always stops it."""
+
+    first_ce: Optional[float] = 0.9
+    """Stop a run from stored weights whose first cross-entropy exceeds this share of ln(vocabulary)."""
+    spike: Optional[float] = 5.0
+    """Stop when the loss exceeds this many times the median of the steps before it."""
+    spike_steps: int = 100
+    """Steps of that median; nothing is called a spike before a fifth of them are done."""
+
+
+@dataclass
+class SamplesConfig:
+    """Pictures drawn from fixed prompts with the averaged weights, while training: RUN/samples."""
+
+    every: Optional[int] = None
+    """Draw after every so many steps, and after the last one; never when omitted."""
+    prompts: list[str] = field(default_factory=list)
+    file: Optional[str] = None
+    """More prompts, one a line."""
+    size: Optional[tuple[int, int]] = None
+    """Height and width in pixels; the largest square of the VAE transform when omitted."""
+    steps: int = 25
+    """Points of time of the sampler."""
+    text_scale: float = 4.0
+    """Guidance; 1 draws without."""
+    seed: int = 0
 
 
 @dataclass
@@ -211,6 +246,9 @@ class LoggingConfig:
     """Also log to Weights & Biases (offline without an API key)."""
     tensorboard: bool = False
     project: str = "unify-agent"
+    stuck_after: float = 300.0
+    """Seconds without progress after which a table of all ranks and what they are at is printed."""
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
 
 
 @dataclass
@@ -259,5 +297,6 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guards: GuardsConfig = field(default_factory=GuardsConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     vae: VaeTrainingConfig = field(default_factory=VaeTrainingConfig)

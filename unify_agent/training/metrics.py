@@ -8,15 +8,12 @@ bucket (an average hides that a model draws coarse shapes well and details badly
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from unify_agent import files
-from unify_agent.errors import UserError
 from unify_agent.training.parallel import World
 
 BUCKETS = 4
@@ -87,64 +84,6 @@ def read(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return rows
-
-
-class MetricsLog:
-    """Appends rows to `metrics.jsonl` and to Weights & Biases or TensorBoard where the run asks for them."""
-
-    def __init__(
-        self, folder: Path, steps_done: int, wandb: bool, tensorboard: bool, project: str, config: dict
-    ) -> None:
-        path = folder / "metrics.jsonl"
-        kept = [each for each in read(path) if each["step"] <= steps_done]  # later ones are trained again
-        files.write_text(path, "".join(json.dumps(each) + "\n" for each in kept))
-        self.file: TextIO = open(path, "a", encoding="utf-8")
-        self.wandb = _start_wandb(folder, project, config) if wandb else None
-        self.tensorboard = _start_tensorboard(folder) if tensorboard else None
-
-    def write(self, values: dict[str, Any]) -> None:
-        self.file.write(json.dumps(values) + "\n")
-        self.file.flush()
-        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
-        if self.wandb is not None:
-            self.wandb.log(numbers, step=values["step"])
-        if self.tensorboard is not None:
-            for key, value in numbers.items():
-                self.tensorboard.add_scalar(key, value, values["step"])
-
-    def close(self) -> None:
-        self.file.close()
-        if self.wandb is not None:
-            self.wandb.finish()
-        if self.tensorboard is not None:
-            self.tensorboard.close()
-
-
-def _start_wandb(folder: Path, project: str, config: dict) -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise UserError("logging.wandb=true needs the package wandb: pip install wandb") from None
-    has_key = bool(os.environ.get("WANDB_API_KEY")) or "WANDB_MODE" in os.environ
-    file = folder / "wandb_id"
-    if not file.exists():
-        files.write_text(file, wandb.util.generate_id())
-    return wandb.init(
-        project=project,
-        dir=str(folder),
-        id=file.read_text(encoding="utf-8"),
-        resume="allow",
-        config=config,
-        mode=None if has_key else "offline",
-    )
-
-
-def _start_tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("logging.tensorboard=true needs the extra: pip install 'unify-agent[tensorboard]'") from None
-    return SummaryWriter(str(folder / "tensorboard"))
 
 
 def totals(rows: list[dict[str, Any]], last: int = 50) -> dict[str, float]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from unify_agent.errors import UserError
 from unify_agent.training.config import ParallelConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,14 @@ class World:
     def any(self, flag: bool) -> bool:
         """Whether the flag is raised on any rank, so that all take the same decision."""
         return flag if self.mesh is None else self.sum([float(flag)])[0] > 0
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in the order of ranks; anything that pickles, so for rare and small things."""
+        if self.mesh is None:
+            return [value]
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, value)
+        return everyone
 
     def barrier(self) -> None:
         if self.mesh is not None:

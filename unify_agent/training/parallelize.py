@@ -15,13 +15,21 @@ process, replicas and shards give the same step (unlike FSDP's default mean, who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from unify_agent.errors import UserError
@@ -129,14 +137,6 @@ def compilations(block: nn.Module) -> int:
 
 def shard_model(model: nn.Module, world: World, config: ParallelConfig) -> None:
     """`fully_shard` over the world's mesh, in place."""
-    from torch.distributed.fsdp import (
-        CPUOffloadPolicy,
-        FSDPModule,
-        MixedPrecisionPolicy,
-        OffloadPolicy,
-        fully_shard,
-    )
-
     assert world.mesh is not None
     if config.offload and world.device.type != "cuda":
         raise UserError("parallel.offload=true keeps in host memory what a GPU would hold; there is no GPU here")
@@ -150,16 +150,48 @@ def shard_model(model: nn.Module, world: World, config: ParallelConfig) -> None:
         ),
         "offload_policy": CPUOffloadPolicy() if config.offload else OffloadPolicy(),
     }
-    language = model.get_submodule("language_model")
-    embedding, head = model.get_submodule("language_model.model.embed_tokens"), language.get_submodule("lm_head")
-    units = [embedding, *blocks(model), head]
+    units = _units(model)
+    head = units[-1]
     for unit in units:
         fully_shard(unit, reshard_after_forward=unit is not head, **settings)  # the head is wanted again at once
     fully_shard(model, **settings)
+    _prefetch(units)
     for unit, following in pairwise(units):
-        unit.set_modules_to_forward_prefetch([following])
         following.set_modules_to_backward_prefetch([unit])
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _units(model: nn.Module) -> list[nn.Module]:
+    """What is sharded apart from the rest, in the order of the training forward pass."""
+    embedding, head = (model.get_submodule(f"language_model.{name}") for name in ("model.embed_tokens", "lm_head"))
+    return [embedding, *blocks(model), head]
+
+
+def _prefetch(units: Sequence[Any]) -> None:
+    for unit, following in pairwise(units):
+        unit.set_modules_to_forward_prefetch([following])
+
+
+@contextmanager
+def callable_in_parts(model: nn.Module) -> Iterator[None]:
+    """Inside, parts of a sharded model may be called without the whole, as generation does, by all ranks alike.
+
+    What the root holds is gathered once, each unit by its own call, and no unit gathers the next one, which may not
+    follow here: it would keep weights as they are now.
+    """
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    units: list[Any] = _units(model)
+    for unit in units:
+        unit.set_modules_to_forward_prefetch([])
+    model.unshard()
+    try:
+        yield
+    finally:
+        for unit in (model, *units):
+            unit.reshard()
+        _prefetch(units)

@@ -20,7 +20,7 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def losses(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw CE (total and by role), MSE (total and by timestep), gradient norm with learning rate, and speed."""
+    """Draw CE (total and by role), MSE (total and by timestep), gradient norm with learning rate, and throughput."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,7 +56,10 @@ def losses(rows: list[dict[str, Any]], path: Path) -> None:
     curve(rate, "lr", "learning rate", color="tab:orange")
     rate.set_ylabel("learning rate")
     curve(speed, "tokens_per_second", "tokens/s", color="tab:green")
-    speed.set(title="speed", xlabel="step", ylabel="tokens/s")
+    speed.set(title="throughput", xlabel="step", ylabel="tokens/s")
+    flops = speed.twinx()
+    curve(flops, "tflops", "TFLOP/s", color="tab:gray", linewidth=1)
+    flops.set_ylabel("TFLOP/s a rank")
     for axis in panels.flat:
         axis.grid(alpha=0.3)
     buffer = io.BytesIO()

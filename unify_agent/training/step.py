@@ -9,14 +9,12 @@ counts, as BAGEL's code does, weighs tokens of short packs more).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from unify_agent.errors import UserError
 from unify_agent.interleave.batch import CLEAN, ROLES, PackedBatch
 from unify_agent.model.attention import FlexAttention
 from unify_agent.model.losses import timesteps
@@ -24,6 +22,7 @@ from unify_agent.training import metrics, optimiser, parallel
 from unify_agent.training.config import Config
 from unify_agent.training.ema import Ema
 from unify_agent.training.engine import Engine
+from unify_agent.training.guards import Guards, PackLoss
 from unify_agent.training.parallel import World
 
 
@@ -31,7 +30,7 @@ from unify_agent.training.parallel import World
 class Stepper:
     """Holds what a step changes: weights, optimiser (in its engine) and EMA.
 
-    `encode(batch)` -> clean latents [Q, 64] of a pack, from the frozen VAE.
+    `encode(batch)` -> clean latents [Q, 64] of a pack, from the frozen VAE. `phase` is told what comes next.
     """
 
     model: nn.Module
@@ -40,6 +39,8 @@ class Stepper:
     encode: Callable[[PackedBatch], Tensor]
     config: Config
     world: World
+    guards: Guards
+    phase: Callable[[str], None]
 
     def step(self, number: int, batches: Sequence[PackedBatch], skipped: int = 0, stop: bool = False) -> dict:
         """Train step `number` (from 0) on this rank's packs and return its row of metrics, the same on all ranks.
@@ -47,16 +48,18 @@ class Stepper:
         `skipped` and `stop` travel with the step's sums: how many samples could not be built, and whether this
         rank was asked to stop.
 
-        Raises UserError, before any weight changes, when loss or gradient is not finite, naming the samples.
+        Raises `guards.Fault`, before any weight changes, when the step must not be taken.
         """
         config, world = self.config, self.world
+        self.phase("counts")
         ce_total, mse_total = world.sum(
             [sum(float(b.ce_weights.double().sum()) for b in batches), sum(len(b.mse_at) for b in batches)]
         )
         self.engine.begin()
         sums = metrics.Sums(ROLES)
-        bad: list[str] = []
+        losses: list[PackLoss] = []
         for index, batch in enumerate(batches):
+            self.phase("forward")
             batch = batch.to(world.device)
             with torch.no_grad():
                 latents = self.encode(batch)
@@ -65,27 +68,26 @@ class Stepper:
             out = self.model(batch, latents, attend)
             ce = out.ce * (config.loss.ce_weight / ce_total if ce_total else 0.0)
             mse = out.mse * (config.loss.mse_weight / mse_total if mse_total else 0.0)
+            self.phase("backward")
             self.engine.backward(ce + mse, last=index + 1 == len(batches))
-            sums.add(ce=ce.detach(), mse=mse.detach(), tokens=_tokens(batch))
+            losses.append(PackLoss(batch.sample_ids, float(ce.detach()), float(mse.detach())))
+            sums.add(ce=losses[-1].ce, mse=losses[-1].mse, tokens=_tokens(batch))
             sums.add(samples=len(batch.sample_ids), packs=1)
             sums.add_ce(out.ce_tokens.detach(), batch.ce_roles)
             noised = batch.timestep_logits[batch.timestep_logits > CLEAN]
             t = timesteps(noised, config.loss.timestep_shift)
             sums.add_mse(out.mse_tokens.detach(), t)
-            if not math.isfinite(sums.values["ce"] + sums.values["mse"]) and not bad:
-                bad = batch.sample_ids
         sums.add(stop=stop, skipped=skipped)
 
+        self.phase("sums")
         total = sums.over_ranks(world)
         loss = total["ce"] + total["mse"]
+        means = metrics.row(total, ROLES)
+        self.guards.check_loss(number + 1, loss, means.get("ce_mean"), losses)
+        self.phase("update")
         rate = optimiser.learning_rate(config.optim, number, config.steps)
-        norm = self.engine.update(rate) if math.isfinite(loss) else math.nan
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            ids = bad or [name for batch in batches for name in batch.sample_ids]
-            raise UserError(
-                f"step {number + 1}: loss {loss} and gradient norm {norm} are not finite; no weight was changed; "
-                f"samples of the pack at fault: {', '.join(ids[:20])}"
-            )
+        norm = self.engine.update(rate)
+        self.guards.check_norm(number + 1, loss, norm, losses)
         with parallel.one_thread(world.device):
             self.ema.step(number)
         return {
@@ -99,7 +101,7 @@ class Stepper:
             "samples": int(total["samples"]),
             "fill": total["tokens"] / (total["packs"] * config.data.max_tokens),
             "skipped": int(total["skipped"]),
-            **metrics.row(total, ROLES),
+            **means,
             "stop": total["stop"] > 0,
         }
 

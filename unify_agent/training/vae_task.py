@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from unify_agent import files
@@ -23,25 +22,15 @@ def fit_vae(config: Config) -> int:
     source = plugins.call(kind, (), config.vae.options, "vae.options")
 
     from unify_agent.training.assembly import architecture
-    from unify_agent.training.autoencoder import AutoencoderConfig, train_autoencoder
+    from unify_agent.training.autoencoder import train_autoencoder
     from unify_agent.training.parallel import set_threads
 
     if config.model.arch is None:
         raise UserError("model.arch is not set: task=vae trains the autoencoder of an architecture")
     set_threads(config.parallel.threads)
     out = Path(config.output)
-    settings = asdict(config.vae)
-    del settings["pictures"], settings["options"]
-    autoencoder = AutoencoderConfig(
-        steps=config.steps,
-        seed=config.seed,
-        checkpoint_every=config.checkpoint.every,
-        log_every=config.logging.every,
-        vae=architecture(config.model.arch).vae,
-        **settings,
-    )
     files.write_text(out / "config.yaml", to_yaml(config))
-    train_autoencoder(autoencoder, source, out, report=_print)
+    train_autoencoder(config, architecture(config.model.arch).vae, source, report=_print)
     metrics = files.read_json(out / "metrics.json")
     print(f"autoencoder in {out}: PSNR {metrics['psnr_db']} dB on {metrics['pictures']} held-out pictures", flush=True)
     return 0
