@@ -18,7 +18,7 @@ from unify_agent.interleave.grammar import Grammar
 BASE = Path(__file__).resolve().parent / "base"
 LARGEST = 12 * 2**20
 """Bytes that the folder may take."""
-REBUILD = "build it anew: recipes openmoji_vae, openmoji_pretrain and openmoji_refine, then python -m data base (see README)"
+REBUILD = "build it anew: recipes openmoji_vae, openmoji_pretrain, openmoji_refine, python -m data base (see README)"
 
 
 def entities_of(world: Path) -> str:
