@@ -14,6 +14,7 @@ COMMANDS = {
     "stats": ("data.stats", "lengths, pictures, tags, languages, predicted packs"),
     "pack": ("data.pack", "turn a folder of trajectories into sharded parquet"),
     "unpack": ("data.unpack", "turn sharded parquet back into the folder"),
+    "index": ("data.index", "make a search index of your own texts and pictures"),
     "base": ("data.openmoji.base", "put a pre-trained base model into the checkout"),
 }
 

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image, ImageDraw
 
 from unify_agent.errors import UserError
-from unify_agent.search.index import DATABASE, Index, build_index, normalise, words
+from unify_agent.search.building import build_index
+from unify_agent.search.index import DATABASE, Index, normalise, words
 
 DOCS = [
     ("Kiwi fruit", "A green fruit with brown skin. Also known as Velmora.", "en", "corpus:1"),

@@ -189,7 +189,7 @@ def write_corpus(world: Path, entities: Sequence[Entity], drawings: Drawings, wo
 
     The pictures live in the index; the corpus points at them there.
     """
-    from unify_agent.search.index import build_index
+    from unify_agent.search.building import build_index
 
     work = world / ".corpus.building"
     shutil.rmtree(work, ignore_errors=True)

@@ -1,26 +1,28 @@
 """Observations: what the tools found, as bounded text between the observation tags.
 
-Page text is never edited to make it harmless: `Grammar.encode_user` encodes everything between the tags without
-special tokens, so a page that says `</observation>` or `<tool_call>` stays text (pitfall: prompt injection). Here it
-is only bounded, and each entry is brought to one line so that it cannot pass for several.
+What a page says is text twice over (pitfall: prompt injection). `Grammar.encode_user` encodes everything between the
+tags without special tokens; and for whoever reads the record with another tokenizer, an endpoint for instance, a tag
+or a marker of ours in it is broken by a space of no width. Besides it is bounded, and each entry is brought to one line
+so that it cannot pass for several.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 
 from unify_agent.agent.judge import Judged
 from unify_agent.agent.wording import Prompts
-from unify_agent.search.base import TextHit
+from unify_agent.interleave.grammar import SPELLED
+from unify_agent.search.base import TextHit, well_formed
+
+_TAG = re.compile(r"<(?=\||/?\s*(?:observation|tool_call|tools|think|recaption)\b)", re.IGNORECASE)
 
 
 def one_line(text: str, limit: int) -> str:
-    """At most `limit` characters on one line, cut at a word where there is one, with a mark when cut.
-
-    Halves of surrogate pairs, which JSON from a service can hold and no tokenizer takes, become question marks.
-    """
-    text = " ".join(text.encode("utf-8", "replace").decode().split())
+    """At most `limit` characters on one line, tags broken, cut at a word where there is one, with a mark when cut."""
+    text = _TAG.sub(SPELLED, " ".join(well_formed(text).split()))
     if len(text) <= limit:
         return text
     head = text[: limit - 1]

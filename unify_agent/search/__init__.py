@@ -1,5 +1,5 @@
-"""Evidence: where the agent's two tools look. `index` is a local SQLite index with pictures on disk."""
+"""Evidence: where the agent's two tools look. registry.py opens a back end by name; docs/search.md tells of each."""
 
-from unify_agent.search.base import ImageHit, SearchBackend, TextHit
+from unify_agent.search.base import ImageHit, SearchBackend, SearchError, TextHit
 
-__all__ = ["ImageHit", "SearchBackend", "TextHit"]
+__all__ = ["ImageHit", "SearchBackend", "SearchError", "TextHit"]

@@ -4,25 +4,56 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from PIL import Image
 
 from unify_agent.interleave.transforms import open_picture
 
+Kind = Literal[
+    "service_down", "wrong_key", "bad_request", "bad_answer", "refused", "too_large", "not_recorded", "broken_record"
+]
+
+
+class SearchError(Exception):
+    """A search that found out nothing, told in one line. `kind` says what that means for the rest of a run:
+
+    service_down: not reachable, too slow, out of order or over its rate limit, after all tries. wrong_key: the service
+    does not accept the key. bad_request: it does not accept the question. bad_answer: what it sent makes no sense.
+    refused: an address that may not be visited. too_large: more bytes than are taken. not_recorded: a replay without
+    this answer. broken_record: a recorded answer that is damaged.
+    """
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+        self.kind: Kind = kind
+
+    def __reduce__(self) -> tuple:
+        return SearchError, (self.kind, str(self))
+
+
+def well_formed(text: str) -> str:
+    """The text with question marks for halves of surrogate pairs, which JSON can hold and nothing else takes."""
+    return text.encode("utf-8", "replace").decode()
+
 
 @dataclass(frozen=True)
 class TextHit:
-    """One text result. `text` is a summary or snippet, untrusted; `source` says where it comes from."""
+    """One text result. `text` is a summary or snippet, untrusted; `source` says where it comes from (an address)."""
 
     title: str
     text: str
     source: str
+    licence: str = ""
 
 
 @dataclass(frozen=True)
 class ImageHit:
-    """One picture result: `path` is an absolute path of a file that decodes; width and height in pixels."""
+    """One picture result: `path` is an absolute path of a file that decodes; width and height in pixels.
+
+    `source` is the page or collection that shows it, `url` the address that the file came from, `author` whom its
+    licence asks to name; "" is unknown.
+    """
 
     id: str
     title: str
@@ -31,6 +62,8 @@ class ImageHit:
     height: int
     source: str
     licence: str
+    url: str = ""
+    author: str = ""
 
     def open(self) -> Image.Image:
         """The picture as RGB, transparent parts on white. Raises `Unusable` when the file does not decode."""
@@ -38,7 +71,11 @@ class ImageHit:
 
 
 class SearchBackend(Protocol):
-    """The two tools of the paper (appendix E.1). Both may be called from several threads at once."""
+    """The two tools of the paper (appendix E.1). Both may be called from several threads at once.
+
+    hl: language of the results, such as `en` or `zh-CN`. location: where to search from. Both raise `SearchError` when
+    there is no answer; nothing found is an empty list.
+    """
 
     name: str
 
