@@ -93,12 +93,13 @@ def test_scores_stay_on_the_scale_and_a_failure_never_helps_the_realism(rows, un
 
 @pytest.mark.parametrize(("written", "read"), [
     (0.4, 0.4), (85, 0.85), ("85%", 0.85), ("0.3", 0.3), (-1, 0.0), (100, 1.0),
+    (1.0001, 1.0), ("150%", 1.0), ("101%", 1.0),
 ])  # fmt: skip
 def test_confidence_is_read_in_every_form(written, read):
     assert Perception(answer="a", verdict=True, confidence=written).confidence == pytest.approx(read)
 
 
-@pytest.mark.parametrize("wrong", [None, "sure", True])
+@pytest.mark.parametrize("wrong", [None, "sure", True, float("nan"), float("inf"), "nan"])
 def test_a_confidence_that_is_missing_is_no_answer(wrong):
     with pytest.raises(ValueError):
         Perception.model_validate({"answer": "a", "verdict": True} | ({"confidence": wrong} if wrong else {}))
