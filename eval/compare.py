@@ -107,7 +107,8 @@ def markdown(made: dict[str, Any]) -> str:
         f"{made['measure']}; an item passes from {made['pass_at']:g} on. "
         f"{made['left_out']} items without a score in either run are left out.",
         "",
-        f"| | n | {in_table(made['a'])} | {in_table(made['b'])} | difference | p Wilcoxon | gained | lost | p McNemar |",
+        f"| | n | {in_table(made['a'])} | {in_table(made['b'])} | difference | p Wilcoxon "
+        "| gained | lost | p McNemar |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, row in made["rows"].items():

@@ -74,9 +74,7 @@ def main(args: argparse.Namespace) -> int:
     return draw(loop, bench, items, study, args.out, args.seed, args.batch)
 
 
-def draw(
-    loop: Loop, bench: Benchmark, items: Sequence[Item], study: Study, out: Path, seed: int, batch: int
-) -> int:
+def draw(loop: Loop, bench: Benchmark, items: Sequence[Item], study: Study, out: Path, seed: int, batch: int) -> int:
     """Draws the items that have no picture, a batch at a time; returns the exit code."""
     waiting = [item for item in items if not finished(bench, item, out)]
     if len(waiting) < len(items):

@@ -109,7 +109,8 @@ def _pictures_below(images: Path) -> dict[str, list[Path]]:
     there: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(images.rglob("*")):
         inner = path.relative_to(images)
-        if path.suffix.lower() in SUFFIXES and path.is_file() and not any(p in ASIDE or p.startswith(".") for p in inner.parts):
+        aside = any(part in ASIDE or part.startswith(".") for part in inner.parts)
+        if path.suffix.lower() in SUFFIXES and not aside and path.is_file():
             there[inner.with_suffix("").as_posix()].append(path)
     return dict(there)
 

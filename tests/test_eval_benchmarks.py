@@ -283,7 +283,8 @@ def test_what_is_no_text_is_refused_before_it_is_sent(tmp_path):
 def test_picworld_has_the_mean_over_prompts_and_that_of_categories():
     bench = benchmark("picworld")
     items = [Item(name, "p", category) for name, category in (("a", "x"), ("b", "x"), ("c", "y"))]
-    results = [Result(i.id, "ok", dict.fromkeys(("score", "s1", "s2", "s3"), v)) for i, v in zip(items, (3.0, 6.0, 9.0), strict=True)]  # fmt: skip
+    drawn = zip(items, (3.0, 6.0, 9.0), strict=True)
+    results = [Result(item.id, "ok", dict.fromkeys(("score", "s1", "s2", "s3"), value)) for item, value in drawn]
     made = {t.name: t.value for t in totals(bench, items, results) if t.level == "total" and t.measure == "score"}
     assert made == pytest.approx({"Total": 6.0, "Mean of categories": 6.75})
 

@@ -290,7 +290,8 @@ def test_missing_pictures_do_not_hide_that_the_judge_is_gone(tmp_path):
     data, images = wise_run(tmp_path, skip=("401", "530", "701"))
     with ChatServer(tools.judge, fault=lambda body, number: "500") as server:
         with pytest.raises(UserError, match="2 items in a row got no answer"):
-            tools.score(server, "wise", data, images, tmp_path / "run", "--attempts", 1, "--concurrency", 1, "--partial")
+            tools.score(server, "wise", data, images, tmp_path / "run", "--partial", "--attempts", 1,
+                        "--concurrency", 1)  # fmt: skip
 
 
 def test_a_torn_line_stops_no_rescoring_and_names_stay_in_their_cell(tmp_path):

@@ -116,8 +116,8 @@ def test_a_key_that_a_server_repeats_is_hidden_before_the_text_is_cut(status, mo
     with ChatServer() as server:
         said = "y" * (290 if status == 401 else 70) + SECRET
         server._respond = lambda handler, body, fault: handler.send(status, said)
+        endpoint = Endpoint.parse(server.url, "judge", key_env="OTHER_KEY")
         with CallLog(tmp_path / "calls.jsonl") as log, pytest.raises(ChatError) as caught:
-            endpoint = Endpoint.parse(server.url, "judge", key_env="OTHER_KEY")
             ChatClient(endpoint, attempts=1, log=log).ask([user("Hello")])
     assert SECRET[:8] not in f"{caught.value}{log.path.read_text()}"
 

@@ -182,7 +182,7 @@ class Benchmark(ABC):
             try:
                 json.dumps(item.content(), ensure_ascii=False).encode()
             except UnicodeEncodeError:
-                raise UserError(f"{path}: the item {item.id!a} holds half of a surrogate pair, which is no text") from None
+                raise UserError(f"{path}: the item {item.id!a} holds half a surrogate pair: no text") from None
             seen.add(item.id)
         return dataset
 

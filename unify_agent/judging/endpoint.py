@@ -55,7 +55,7 @@ def base_url_of(url: str) -> tuple[str, dict[str, str]]:
     path = parts.path.rstrip("/")
     while tail := next((each for each in _TAILS if path.endswith(each)), None):
         path = path.removesuffix(tail).rstrip("/")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{host}]" if ":" in host else host
     where = host if parts.port is None else f"{host}:{parts.port}"
     return f"{parts.scheme}://{where}{path or '/v1'}", query
 
