@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.benchmarks.base import Benchmark, Item
-from eval.results import digits_of
+from eval.results import digits_of, in_table
 from eval.run import Run, differences
 from eval.statistics import Paired, middle, paired
 from eval.totals import weights
@@ -107,13 +107,14 @@ def markdown(made: dict[str, Any]) -> str:
         f"{made['measure']}; an item passes from {made['pass_at']:g} on. "
         f"{made['left_out']} items without a score in either run are left out.",
         "",
-        f"| | n | {made['a']} | {made['b']} | difference | p Wilcoxon | gained | lost | p McNemar |",
+        f"| | n | {in_table(made['a'])} | {in_table(made['b'])} | difference | p Wilcoxon "
+        "| gained | lost | p McNemar |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, row in made["rows"].items():
         interval = "" if row["low"] is None else f" [{row['low']:+.{digits}f}, {row['high']:+.{digits}f}]"
         lines.append(
-            f"| {name} | {row['n']} | {row['a']:.{digits}f} | {row['b']:.{digits}f} | "
+            f"| {in_table(name)} | {row['n']} | {row['a']:.{digits}f} | {row['b']:.{digits}f} | "
             f"{row['difference']:+.{digits}f}{interval} | {_p(row['wilcoxon'])} | {row['gained']} | {row['lost']} | "
             f"{_p(row['mcnemar'])} |"
         )

@@ -27,7 +27,7 @@ from eval.studies import NAMES, NoSearch, Study
 from infer import language_of, size_of
 from unify_agent.errors import UserError
 from unify_agent.files import write_bytes, write_json, write_text
-from unify_agent.search.base import SearchBackend
+from unify_agent.search.registry import open_backend
 
 if TYPE_CHECKING:
     from unify_agent.agent.episode import Episode
@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_data(parser)
     parser.add_argument("--model", required=True, metavar="DIR", help="model folder in BAGEL's layout, or a hub id")
-    parser.add_argument("--search", metavar="index:DIR", help="where to search; not needed with the book closed")
+    parser.add_argument(
+        "--search", metavar="SPEC", help="index:DIR, serper, wikipedia, record:DIR:SPEC or replay:DIR (open book)"
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of the pictures")
     parser.add_argument("--variant", default="full", metavar="NAME", help=f"one of {', '.join(NAMES)} (default: full)")
     parser.add_argument("--words", metavar="NAME|FILE", help="prompts: full, compact or a YAML file (default: model's)")
@@ -57,7 +59,9 @@ def main(args: argparse.Namespace) -> int:
     study = Study(args.variant)
     bench, dataset, items = open_data(args)
     check_stamp(args.out, dataset)
-    search = open_search(args.search, study, items)
+    if args.search is None and any(study.searches(item) for item in items):
+        raise UserError(f"--variant {study.name} searches: give --search, such as index:DIR")
+    search = NoSearch() if args.search is None else open_backend(args.search)
     from unify_agent.agent.load import load_policy  # torch
     from unify_agent.agent.loop import Loop
     from unify_agent.agent.pixeljudge import PixelJudge
@@ -70,23 +74,7 @@ def main(args: argparse.Namespace) -> int:
     return draw(loop, bench, items, study, args.out, args.seed, args.batch)
 
 
-def open_search(place: str | None, study: Study, items: Sequence[Item]) -> SearchBackend:
-    """The back end that is named, or none where nothing is looked up. Raises UserError."""
-    if place is None:
-        if any(study.searches(item) for item in items):
-            raise UserError(f"--variant {study.name} searches: give --search index:DIR")
-        return NoSearch()
-    kind, _, path = place.partition(":")
-    if kind != "index" or not path:
-        raise UserError(f"--search {place}: expected index:DIR")
-    from unify_agent.search.index import Index
-
-    return Index.open(path)
-
-
-def draw(
-    loop: Loop, bench: Benchmark, items: Sequence[Item], study: Study, out: Path, seed: int, batch: int
-) -> int:
+def draw(loop: Loop, bench: Benchmark, items: Sequence[Item], study: Study, out: Path, seed: int, batch: int) -> int:
     """Draws the items that have no picture, a batch at a time; returns the exit code."""
     waiting = [item for item in items if not finished(bench, item, out)]
     if len(waiting) < len(items):
@@ -94,8 +82,13 @@ def draw(
     failed: list[str] = []
     with Progress("drawing", len(waiting), "items") as progress:
         for start in range(0, len(waiting), batch):
-            part = waiting[start : start + batch]
-            episodes = [study.episode(item, language_of(item.prompt), seed, loop.search) for item in part]
+            part, episodes = [], []
+            for item in waiting[start : start + batch]:
+                try:
+                    episodes.append(study.episode(item, language_of(item.prompt), seed, loop.search))
+                    part.append(item)
+                except UserError as error:  # nothing to inject; the others have theirs
+                    failed.append(str(error))
             if study.speaks:
                 loop.think(episodes)
             loop.draw(episodes)
@@ -104,7 +97,7 @@ def draw(
                     failed.append(f"{item.id}: {episode.stop}, {episode.error}")
                 else:
                     keep(bench, item, episode, loop.policy, out)
-            progress.advance(len(part))
+            progress.advance(min(batch, len(waiting) - start))
     for line in failed:
         print(line)
     print(f"{len(items) - len(failed)} of {len(items)} items have a picture; {out}")

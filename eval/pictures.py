@@ -109,7 +109,8 @@ def _pictures_below(images: Path) -> dict[str, list[Path]]:
     there: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(images.rglob("*")):
         inner = path.relative_to(images)
-        if path.suffix.lower() in SUFFIXES and not any(p in ASIDE or p.startswith(".") for p in inner.parts):
+        aside = any(part in ASIDE or part.startswith(".") for part in inner.parts)
+        if path.suffix.lower() in SUFFIXES and not aside and path.is_file():
             there[inner.with_suffix("").as_posix()].append(path)
     return dict(there)
 
@@ -144,7 +145,11 @@ def _broken(path: Path) -> str:
 
 
 def prompt_of(path: Path, trajectory: Path | None) -> str | None:
-    """The prompt that a picture was made for, where its record or the file itself says so."""
+    """The prompt that a picture was made for, where its record or the file itself says so.
+
+    A text chunk holds a text as it is or as JSON (unify_agent/agent/record.py); other programs keep whole workflows
+    under that name, which say nothing.
+    """
     if trajectory is not None and trajectory.suffix == ".json":
         record = read_trajectory(trajectory)
         if isinstance(record, dict) and isinstance(record.get("image_prompt"), str):
@@ -152,7 +157,11 @@ def prompt_of(path: Path, trajectory: Path | None) -> str | None:
     if path.suffix.lower() == ".png":
         with Image.open(path) as picture:
             text = getattr(picture, "text", {}).get("prompt")
-            return text if isinstance(text, str) else None
+        try:
+            value = json.loads(text or "null")
+        except (ValueError, RecursionError):
+            return str(text)
+        return value if isinstance(value, str) else None
     return None
 
 

@@ -98,6 +98,11 @@ def shown(total: Total | None, digits: int, with_interval: bool = True) -> str:
     return f"{total.value:.{digits}f} [{total.ci_low:.{digits}f}, {total.ci_high:.{digits}f}]"
 
 
+def in_table(text: str) -> str:
+    """A name as a cell of a Markdown table."""
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
 def digits_of(benchmark: Benchmark) -> int:
     """Decimals that suit the scale: one to 100, two to 10, three to 1."""
     high = benchmark.measures[0].high
@@ -116,7 +121,7 @@ def markdown(report: dict[str, Any], benchmark: Benchmark) -> str:
     for (level, name), row in cells(report).items():
         n, resolved = max(t.n for t in row.values()), max(t.resolved for t in row.values())
         values = " | ".join(shown(row.get(m.name), digits, m is measures[0]) for m in measures)
-        lines.append(f"| {level} | {name} | {n} | {resolved} | {values} |")
+        lines.append(f"| {level} | {in_table(name)} | {n} | {resolved} | {values} |")
     lines += ["", "In brackets: 95 % bootstrap intervals over items. `low … high`: some items have no score; the total "
               "lies between all of them at their worst and all at their best.", ""]  # fmt: skip
     return "\n".join(lines)
@@ -165,16 +170,17 @@ def as_csv(report: dict[str, Any]) -> str:
 def spent(calls: Path, price: Sequence[float] | None) -> dict[str, Any]:
     """What the log of calls says was spent: attempts, failures by kind, tokens, and cost at `price` a million."""
     attempts, failures, prompt, completion = 0, Counter[str](), 0, 0
-    for line in calls.read_bytes().split(b"\n"):
-        if not line:
-            continue
-        record = json.loads(line)
-        attempts += 1
-        if "error" in record:
-            failures[record["error"]["kind"]] += 1
-        reply = record.get("answer") or record.get("reply") or {}
-        prompt += reply.get("prompt_tokens") or 0
-        completion += reply.get("completion_tokens") or 0
+    with open(calls, "rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break  # torn by a kill
+            record = json.loads(line)
+            attempts += 1
+            if "error" in record:
+                failures[record["error"]["kind"]] += 1
+            reply = record.get("answer") or record.get("reply") or {}
+            prompt += reply.get("prompt_tokens") or 0
+            completion += reply.get("completion_tokens") or 0
     made: dict[str, Any] = {
         "attempts": attempts, "failures": dict(sorted(failures.items())), "prompt_tokens": prompt,
         "completion_tokens": completion,

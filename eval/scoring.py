@@ -106,7 +106,8 @@ def score_items(
     for number, result in run_bounded(one, items, client.concurrency, client.stop):
         if live and result.kind == "auth":
             raise ChatError("auth", result.detail)
-        silent = silent + 1 if result.kind in DOWN else 0
+        if result.status != "missing":  # nobody was asked about those
+            silent = silent + 1 if result.kind in DOWN else 0
         if live and silent > client.concurrency:
             raise ChatError("unreachable", f"{silent} items in a row got no answer, the last: {result.detail}")
         results[number] = result

@@ -10,7 +10,7 @@ from typing import Any
 
 from eval.benchmarks.base import Benchmark
 from eval.papers import beside
-from eval.results import cells, digits_of, shown
+from eval.results import cells, digits_of, in_table, shown
 from eval.totals import Total
 from unify_agent.errors import UserError
 
@@ -89,8 +89,8 @@ def _plain(value: Total | float | None) -> str:
 
 def markdown(table: Table) -> str:
     """Models as rows."""
-    lines = ["| Model | " + " | ".join(table.titles) + " |", "|---|" + "---:|" * len(table.titles)]
+    lines = ["| Model | " + " | ".join(map(in_table, table.titles)) + " |", "|---|" + "---:|" * len(table.titles)]
     for model, source, values in table.rows:
         name = model if source == "run" else f"{model} (paper)"
-        lines.append(f"| {name} | " + " | ".join(cell(value, table.digits) for value in values) + " |")
+        lines.append(f"| {in_table(name)} | " + " | ".join(cell(value, table.digits) for value in values) + " |")
     return "\n".join([*lines, ""])

@@ -84,6 +84,8 @@ def _levels(
     levels += [("group", name, some, benchmark.group_mean) for name, some in groups.items()]
     if benchmark.overall:
         levels.append(("total", "Total", list(items), benchmark.mean))
+    if benchmark.macro:
+        levels.append(("total", "Mean of categories", list(items), "categories"))
     return levels
 
 

@@ -31,6 +31,7 @@ from unify_agent.files import digest, write_bytes, write_text
 from unify_agent.interleave.segments import Unusable
 from unify_agent.interleave.transforms import open_picture
 from unify_agent.judging import PicturePolicy
+from unify_agent.judging.transport import whole
 
 THUMB = PicturePolicy(longest=320, format="jpeg", quality=85)
 CHUNK = 100
@@ -56,11 +57,11 @@ def write_page(
         "chunk": CHUNK,
         "items": [_item(out, item, found, results, thumbs) for item in ordered],
     }
-    _write_script(out / "data.js", "DATA", data)
+    write_script(out / "data.js", "DATA", data)
     for number in range(0, len(ordered), CHUNK):
         part = [[_detail(f.get(i.id), r.get(i.id)) for f, r in zip(found, results, strict=True)]
                 for i in ordered[number : number + CHUNK]]  # fmt: skip
-        _write_script(out / "details" / f"{number // CHUNK}.js", f"DETAILS[{number // CHUNK}]", part)
+        write_script(out / "details" / f"{number // CHUNK}.js", f"DETAILS[{number // CHUNK}]", part)
     write_text(out / "index.html", _page(bench, reports, table))
     return out / "index.html"
 
@@ -206,7 +207,8 @@ def _relative(path: Path, out: Path) -> str:
     return quote(Path(os.path.relpath(path.resolve(), out.resolve())).as_posix())
 
 
-def _write_script(path: Path, name: str, value: Any) -> None:
+def write_script(path: Path, name: str, value: Any) -> None:
+    """A script that assigns `value` to `window.NAME`; no text in it ends the script or is no UTF-8."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    safe = whole(text).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     write_text(path, f"window.{name} = {safe};\n")

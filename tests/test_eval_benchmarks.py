@@ -266,11 +266,27 @@ def test_an_id_that_occurs_twice_is_refused(tmp_path):
         benchmark("picworld").load(tmp_path)
 
 
-@pytest.mark.parametrize("wrong", ["../up", "/etc/x", "a/../../b"])
+@pytest.mark.parametrize("wrong", ["../up", "/etc/x", "//etc/x", "a/../../b"])
 def test_an_id_that_leads_out_of_the_folder_is_refused(wrong, tmp_path):
     tools.lines(tmp_path / "picworld.jsonl", [{"id": wrong, "prompt": "a"}])
     with pytest.raises(UserError, match="leads out"):
         benchmark("picworld").load(tmp_path)
+
+
+def test_what_is_no_text_is_refused_before_it_is_sent(tmp_path):
+    record = {"id": "a", "prompt": "b", "extra": {"note": "\ud800"}}
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(UserError, match="surrogate"):
+        benchmark("picworld").load(tmp_path)
+
+
+def test_picworld_has_the_mean_over_prompts_and_that_of_categories():
+    bench = benchmark("picworld")
+    items = [Item(name, "p", category) for name, category in (("a", "x"), ("b", "x"), ("c", "y"))]
+    drawn = zip(items, (3.0, 6.0, 9.0), strict=True)
+    results = [Result(item.id, "ok", dict.fromkeys(("score", "s1", "s2", "s3"), value)) for item, value in drawn]
+    made = {t.name: t.value for t in totals(bench, items, results) if t.level == "total" and t.measure == "score"}
+    assert made == pytest.approx({"Total": 6.0, "Mean of categories": 6.75})
 
 
 def test_an_unknown_benchmark_or_option_is_answered_with_the_near_ones():

@@ -144,6 +144,13 @@ def test_nothing_to_inject_is_an_error_and_not_a_picture(name, message):
         Study(name).episode(Item("a", "p", "c"), "en", 0, NoSearch())
 
 
+def test_an_item_without_anything_to_inject_leaves_the_others_theirs(place, data, tmp_path, capsys):
+    next((data / "gt/Celebrity/i1").glob("seed1.*")).unlink()
+    assert generate(place, data, tmp_path / "out", "--variant", "with_references", "--batch", 1) == 3
+    assert "Celebrity/i1: " in capsys.readouterr().out
+    assert (tmp_path / "out/Animation/i0.png").is_file() and not (tmp_path / "out/Celebrity/i1.png").exists()
+
+
 def test_the_paper_s_ablations_and_both_books_are_there(place, data, tmp_path):
     assert {"full", "closed_book", "no_text_search", "no_image_search", "no_recaption", "no_identity", "no_scene",
             "no_vae", "no_vit"} == set(AGENTS)  # fmt: skip

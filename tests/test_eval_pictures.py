@@ -44,6 +44,21 @@ def test_every_way_a_picture_can_be_wrong_is_found_and_named(tmp_path):
     assert "missing: 2" in told and "2?: " in told and "same picture: " in told
 
 
+def test_a_workflow_in_a_picture_says_nothing_and_a_folder_is_no_picture(tmp_path):
+    data = tools.wise(tmp_path / "data")
+    content = json.loads(next(data.glob("*.json")).read_text())
+    images = tools.draw("wise", data, tmp_path / "images")
+    (images / "9.png").mkdir()
+    for number, text in ((content[0]["prompt_id"], '{"3": {"class_type": "KSampler"}}'),
+                         (content[1]["prompt_id"], json.dumps(content[1]["Prompt"]))):  # fmt: skip
+        note = PngInfo()
+        note.add_itxt("prompt", text)
+        Image.open(images / f"{number}.png").save(images / f"{number}.png", pnginfo=note)
+    bench = benchmark("wise")
+    found = survey(bench, bench.load(data), images)
+    assert not found.problems and not found.strangers
+
+
 def test_check_lists_it_and_asks_nobody(tmp_path, capsys):
     data, images = broken_folder(tmp_path)
     assert tools.command("check", "--bench", "wise", "--data", data, "--images", images) == 3

@@ -14,7 +14,7 @@ from eval import charts
 from eval.benchmarks.base import Item
 from eval.run import Run
 from eval.statistics import mcnemar, paired, wilcoxon
-from eval.viewer import steps_of
+from eval.viewer import steps_of, write_script
 from unify_agent.errors import UserError
 
 ATTACK = "</script><img src=x onerror=alert(1)>"
@@ -69,6 +69,8 @@ def test_text_from_outside_never_becomes_markup(runs, tmp_path):
     for path in (tmp_path / "page").rglob("*"):
         if path.suffix in (".html", ".js"):
             assert ATTACK not in path.read_text(encoding="utf-8")
+    write_script(tmp_path / "half.js", "HALF", "\ud800")  # as a record cut in the middle of a pair has it
+    assert script(tmp_path / "half.js") == "?"
     assert ATTACK in [item["prompt"] for item in script(tmp_path / "page/data.js")["items"]]
 
 

@@ -286,6 +286,27 @@ def test_a_judge_that_answers_nobody_is_given_up(tmp_path):
     assert {r.kind for r in Run.open(tmp_path / "run").results()} == {"server", "not_asked"}
 
 
+def test_missing_pictures_do_not_hide_that_the_judge_is_gone(tmp_path):
+    data, images = wise_run(tmp_path, skip=("401", "530", "701"))
+    with ChatServer(tools.judge, fault=lambda body, number: "500") as server:
+        with pytest.raises(UserError, match="2 items in a row got no answer"):
+            tools.score(server, "wise", data, images, tmp_path / "run", "--partial", "--attempts", 1,
+                        "--concurrency", 1)  # fmt: skip
+
+
+def test_a_torn_line_stops_no_rescoring_and_names_stay_in_their_cell(tmp_path):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge) as server:
+        tools.score(server, "wise", data, images, tmp_path / "run", "--name", "a|b <b>")
+    before = contents(tmp_path / "run")
+    with open(tmp_path / "run/calls.jsonl", "ab") as file:
+        file.write(b'{"key": "torn')
+    assert tools.command("rescore", tmp_path / "run") == 0 and contents(tmp_path / "run") == before
+    tools.command("report", tmp_path / "run")
+    rows = (tmp_path / "run/page/table.md").read_text().splitlines()
+    assert rows[2].startswith("| a\\|b &lt;b> |")
+
+
 def test_a_picture_that_changes_under_the_judge_ends_the_run(tmp_path):
     data, images = wise_run(tmp_path)
 

@@ -30,7 +30,7 @@ from unify_agent.judging import (
 )
 from unify_agent.judging.answers import NotRecorded, split_thinking
 from unify_agent.judging.endpoint import base_url_of
-from unify_agent.judging.pace import retry_after
+from unify_agent.judging.pace import Pace, retry_after
 from unify_agent.judging.structured import Verdict, json_schema, objects_in
 
 SECRET = "sk-very-secret-0123456789"
@@ -72,7 +72,8 @@ def test_other_paths_are_kept_and_hosts_on_the_net_are_asked_by_https():
 
 
 @pytest.mark.parametrize("given", ["", "ftp://h", "http://", "http://h:port", f"http://u:{SECRET}@h/v1",
-                                   f"https://h/v1?key={SECRET}"])  # fmt: skip
+                                   f"https://h/v1?key={SECRET}", "http://[::1", "http://[x]/", "http://a\0b", "a b",
+                                   f"http://{'a' * 70}.com"])  # fmt: skip
 def test_what_is_no_address_or_holds_a_secret_is_refused_without_repeating_it(given):
     with pytest.raises(UserError) as caught:
         base_url_of(given)
@@ -96,6 +97,45 @@ def test_the_key_comes_from_the_environment_and_is_shown_nowhere(monkeypatch, tm
     assert caught.value.kind == "auth" and server.calls == 1
     assert SECRET not in f"{caught.value}{endpoint!r}{client!r}{log.path.read_text()}"
     assert "***" in str(caught.value)
+
+
+def test_a_key_that_is_missing_or_none_is_told_before_any_call(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        Endpoint.parse("api.openai.com", "m")
+    for wrong in ("sk-\xe9-0123", "sk-a\nb-0123"):
+        monkeypatch.setenv("OTHER_KEY", wrong)
+        with pytest.raises(UserError, match="OTHER_KEY") as caught:
+            Endpoint.parse("localhost:8000", "m", key_env="OTHER_KEY")
+        assert "0123" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [401, 200])
+def test_a_key_that_a_server_repeats_is_hidden_before_the_text_is_cut(status, monkeypatch, tmp_path):
+    monkeypatch.setenv("OTHER_KEY", SECRET)
+    with ChatServer() as server:
+        said = "y" * (290 if status == 401 else 70) + SECRET
+        server._respond = lambda handler, body, fault: handler.send(status, said)
+        endpoint = Endpoint.parse(server.url, "judge", key_env="OTHER_KEY")
+        with CallLog(tmp_path / "calls.jsonl") as log, pytest.raises(ChatError) as caught:
+            ChatClient(endpoint, attempts=1, log=log).ask([user("Hello")])
+    assert SECRET[:8] not in f"{caught.value}{log.path.read_text()}"
+
+
+def test_odd_replies_are_kept_as_text_and_counts_as_numbers(tmp_path):
+    reply = {"choices": [{"message": {"content": "half \ud800"}, "finish_reason": "stop"}],
+             "usage": {"prompt_tokens": "12", "completion_tokens": 3}}  # fmt: skip
+    with ChatServer() as server, CallLog(tmp_path / "calls.jsonl") as log:
+        server._respond = lambda handler, body, fault: handler.send(200, reply)
+        answer = client_of(server, log).ask([user("Hello")])
+    assert answer.text.encode().startswith(b"half") and (answer.prompt_tokens, answer.completion_tokens) == (None, 3)
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_reply_that_the_server_gave_up_is_no_answer(reason):
+    replies = iter([Reply("Half a", finish_reason=reason), "Whole."])
+    with ChatServer(lambda body: next(replies)) as server:
+        assert client_of(server).ask([user("Hello")]).text == "Whole." and server.calls == 2
 
 
 def test_a_call_goes_over_the_wire_as_the_protocol_says(tmp_path):
@@ -241,15 +281,47 @@ def test_a_server_that_wants_the_other_name_for_room_gets_it():
     assert server.calls == 3
 
 
+class Clock:
+    """Time that passes only where somebody waits; `waits` are those longer than a second."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.waits = 1000.0, []
+        monkeypatch.setattr(threading.Event, "wait", lambda event, seconds=None: self.pass_by(event, seconds))
+        monkeypatch.setattr("unify_agent.judging.pace.time.monotonic", lambda: self.now)
+
+    def pass_by(self, event, seconds):
+        self.now += max(seconds or 0.0, 0.0)
+        self.waits += [seconds] if seconds and seconds > 1 else []
+        return event.is_set()
+
+
+def test_a_pause_also_holds_back_who_waits_for_its_turn_already(monkeypatch):
+    clock = Clock(monkeypatch)
+    pace = Pace(rate=0.1, backoff=0.0)
+    pace.wait()
+    passed = clock.pass_by
+
+    def asked_for_meanwhile(event, seconds):
+        clock.pass_by = passed
+        pace.hold(30.0)
+        return passed(event, seconds)
+
+    clock.pass_by = asked_for_meanwhile
+    pace.wait()
+    assert clock.now >= 1030.0
+
+
 def test_retry_after_holds_back_every_thread(monkeypatch):
-    waits = []
-    monkeypatch.setattr(threading.Event, "wait", lambda self, seconds=None: waits.append(seconds) or self.is_set())
+    waits = Clock(monkeypatch).waits
     with ChatServer(plan=["429"], retry_after="7") as server:
         client = client_of(server)
         client.ask([user("Judge.")])
         client.ask([user("Another.")])
-    assert [round(each) for each in waits if each and 1 < each < 20] == [7, 7]
+    assert [round(each) for each in waits] == [7]
     assert retry_after({"retry-after": "soon"}) is None and retry_after({}) is None
+    for wrong in ("nan", "Mon, 01 Jan 99999 00:00:00 GMT"):
+        assert retry_after({"retry-after": wrong}) is None
+    assert retry_after({"retry-after": "-5"}) == 0.0
     date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 60))
     assert 50 < retry_after({"retry-after": date}) < 70
 

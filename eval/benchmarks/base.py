@@ -135,6 +135,8 @@ class Benchmark(ABC):
     """Whether there is a total over all groups."""
     templates: ClassVar[tuple[str | type[BaseModel], ...]]
     """All that the judge's questions are made of; their hash tells protocols apart."""
+    macro: ClassVar[bool] = False
+    """Whether the plain mean over categories stands beside the total."""
     options: ClassVar[Mapping[str, tuple[str, ...] | float]] = {}
     """What may be set with `--option`: name -> choices, the first of them the default, or the default number."""
 
@@ -174,9 +176,13 @@ class Benchmark(ABC):
         for item in dataset.items:
             if item.id in seen:
                 raise UserError(f"{path}: the id {item.id!r} occurs twice")
-            parts = PurePosixPath(item.place).parts
-            if not parts or parts[0] == "/" or ".." in parts:
+            place = PurePosixPath(item.place)
+            if not place.parts or place.is_absolute() or ".." in place.parts:
                 raise UserError(f"{path}: the id {item.id!r} leads out of the folder of pictures")
+            try:
+                json.dumps(item.content(), ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise UserError(f"{path}: the item {item.id!a} holds half a surrogate pair: no text") from None
             seen.add(item.id)
         return dataset
 

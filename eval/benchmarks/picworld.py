@@ -45,6 +45,7 @@ class PicWorld(Benchmark):
         Measure("s3", "S3 nuance", 0, 10),
         Measure("direct", "Direct judge", 0, 10),
     )
+    macro = True
     templates = TEMPLATES
     options: ClassVar[Mapping[str, tuple[str, ...] | float]] = {
         "fact_unit": ("question", "expectation"), "confidence": ("min", "mean"), "gate": ("on", "off"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -119,12 +120,16 @@ class Questions(Verdict):
 
 def _confidence(value: Any) -> Any:
     """0 to 1 of `0.85`, `85` and `"85%"`; what lies outside is clamped."""
+    percent = False
     if isinstance(value, str):
         text = value.strip()
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return min(1.0, max(0.0, value / 100 if 1 < value <= 100 else value))
-    return value
+        percent = text.endswith("%")
+        value = float(text.removesuffix("%"))
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    if not isfinite(value):
+        raise ValueError("a number from 0 to 1 is expected")
+    return min(1.0, max(0.0, value / 100 if percent or 2 <= value <= 100 else value))  # 1.2 is no 1.2 %
 
 
 class Perception(Verdict):

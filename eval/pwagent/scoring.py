@@ -8,7 +8,7 @@ the confidence of a satisfied answer; so a perfect picture seen with confidence 
 there is nothing to divide by: `NoStateFacts`, never 10 and never another weighting.
 S3 (equation 5), whose values are only in a figure: foundation 6 rho / sum(rho) for each satisfied State fact, bonus +1
 each for a satisfied fact that the judger cites with evidence (4 at most, none on an expectation whose vital State fact
-failed), inconsistency -2 each for two known facts; within 0 and 10.
+failed), inconsistency -2 for each pair of known facts; within 0 and 10.
 PW = 0.25 S1 + 0.5 S2 + 0.25 S3.
 """
 
@@ -130,11 +130,15 @@ def layer_3(
             cited.add(bonus.fact)
             earned += options.bonus
     total += min(options.bonus_cap, earned)
+    pairs = set()
     for each in inconsistencies:
-        if len(set(each.facts)) == 2 and all(f in known for f in each.facts) and each.evidence.strip():
+        pair = frozenset(each.facts)
+        if len(pair) == 2 and pair <= known.keys() and each.evidence.strip() and pair not in pairs:
+            pairs.add(pair)
             total -= options.inconsistency
         else:
-            void.append(f"inconsistency of {' and '.join(each.facts)}: not two known facts with evidence")
+            void.append(f"inconsistency of {' and '.join(each.facts)}: not two known facts with evidence that were not "
+                        "cited before")  # fmt: skip
     return min(10.0, max(0.0, total)), tuple(void)
 
 

@@ -33,7 +33,11 @@ class CallLog:
             self._open()
         elif not self.path.is_file():
             raise UserError(f"{self.path}: no such log of calls")
-        self._read()
+        try:
+            self._read()
+        except UserError:
+            self.close()
+            raise
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,16 +32,19 @@ def base_url_of(url: str) -> tuple[str, dict[str, str]]:
     for one that holds a user name, a password or any query but `api-version`.
     """
     text = url.strip()
-    if "://" not in text:
-        host = urlsplit(f"//{text}").hostname or ""
-        text = f"{'http' if _is_local(host) else 'https'}://{text}"
-    parts = urlsplit(text)
+    host = ""
     try:
-        port = parts.port
+        if "://" not in text:
+            text = f"{'http' if _is_local(urlsplit(f'//{text}').hostname or '') else 'https'}://{text}"
+        parts = urlsplit(text)
+        host = parts.hostname or ""
+        parts.port  # noqa: B018  raises for one that is none
+        host.encode("idna")
     except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise UserError(f"{parts.hostname or 'the endpoint'}: not a web address; expected http(s)://HOST[:PORT][/v1]")
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not host or not text.isprintable() or " " in text:
+        shown = host if host.isprintable() else ""
+        raise UserError(f"{shown or 'the endpoint'}: not a web address; expected http(s)://HOST[:PORT][/v1]")
     if parts.username is not None or parts.password is not None:
         raise UserError(f"{parts.hostname}: a web address must not hold a user name or password; put the key in a "
                         "variable of the environment")  # fmt: skip
@@ -52,7 +55,7 @@ def base_url_of(url: str) -> tuple[str, dict[str, str]]:
     path = parts.path.rstrip("/")
     while tail := next((each for each in _TAILS if path.endswith(each)), None):
         path = path.removesuffix(tail).rstrip("/")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{host}]" if ":" in host else host
     where = host if parts.port is None else f"{host}:{parts.port}"
     return f"{parts.scheme}://{where}{path or '/v1'}", query
 
@@ -86,7 +89,8 @@ class Endpoint:
         """An endpoint from what a user gives.
 
         `key_env` names the variable that holds the key; without it OPENAI_API_KEY is sent to openai.com and no key
-        to any other host. Raises UserError for an address that is none, a named variable that is not set, or no model.
+        to any other host. Raises UserError for an address that is none, a variable that is not set or holds what
+        can be no key, or no model.
         """
         base, query = base_url_of(url)
         if not model.strip():
@@ -94,8 +98,11 @@ class Endpoint:
         host = urlsplit(base).hostname or ""
         openai = host == "openai.com" or host.endswith(".openai.com")
         value = os.environ.get(key_env or OPENAI_KEY, "").strip() if key_env or openai else ""
-        if key_env and not value:
-            raise UserError(f"{key_env}: this variable of the environment, which holds the key for {host}, is not set")
+        variable = key_env or OPENAI_KEY
+        if (key_env or openai) and not value:
+            raise UserError(f"{variable}: this variable of the environment, which holds the key for {host}, is not set")
+        if not value.isascii() or not value.isprintable():
+            raise UserError(f"{variable}: this variable of the environment holds characters that no key can have")
         return cls(base, model.strip(), SecretStr(value) if value else None, timeout, {}, query, dict(extra or {}))
 
     @property

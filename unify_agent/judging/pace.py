@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import math
 import random
 import threading
 import time
@@ -18,10 +19,14 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that a `Retry-After` header asks for, as a number or a date; None when there is none."""
     value = headers.get("retry-after", "").strip()
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
-        date = email.utils.parsedate_tz(value) if value else None
-        return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())
+        try:
+            date = email.utils.parsedate_tz(value)
+            seconds = float("nan") if date is None else email.utils.mktime_tz(date) - time.time()
+        except (ValueError, OverflowError):  # a date that no calendar has
+            return None
+    return None if math.isnan(seconds) else max(0.0, seconds)
 
 
 class Pace:
@@ -30,7 +35,7 @@ class Pace:
     def __init__(self, rate: float | None, backoff: float) -> None:
         self._gap = 0.0 if rate is None else 1.0 / rate
         self._backoff = backoff
-        self._next = 0.0
+        self._next = self._held = 0.0
         self._lock = threading.Lock()
         self._random = random.Random()
         self._stopped = threading.Event()
@@ -41,13 +46,18 @@ class Pace:
             now = time.monotonic()
             start = max(now, self._next)
             self._next = start + self._gap
-        if self._stopped.wait(start - now):
-            raise ChatError("unreachable", "stopped before it was asked")
+        while not self._stopped.wait(start - now):
+            with self._lock:
+                now, start = time.monotonic(), self._held  # a pause may have been asked for while this one waited
+            if start <= now:
+                return
+        raise ChatError("unreachable", "stopped before it was asked")
 
     def hold(self, seconds: float) -> None:
         """No attempt of any thread starts before so many seconds have passed."""
         with self._lock:
-            self._next = max(self._next, time.monotonic() + min(seconds, LONGEST_WAIT))
+            self._held = max(self._held, time.monotonic() + min(seconds, LONGEST_WAIT))
+            self._next = max(self._next, self._held)
 
     def back_off(self, attempt: int) -> None:
         """Sleeps before attempt number `attempt` + 1: twice as long each time, with chance so that threads spread."""

@@ -16,6 +16,8 @@ SCHEMA_WORDS = ("response_format", "json_schema", "guided", "structured output")
 """A refusal that names one of these is about the schema; the call is made without it, and so are all later ones."""
 MODERATION_WORDS = ("moderation", "flagged", "content policy", "safety")
 """A 403 that says one of these refuses the content, not the key."""
+BROKEN_OFF = ("abort", "cancelled", "error")
+"""Finish reasons of vLLM, SGLang and routers for a reply that is not whole though nothing limited it."""
 ROOM_WORD = "max_completion_tokens"
 """A refusal that names this wants `max_tokens` under that name."""
 
@@ -85,10 +87,11 @@ class Transport:
         try:
             return response.json()
         except ValueError:
-            raise self._error("server", f"the reply is not JSON but {response.text[:80]!r}") from None
+            text = self.endpoint.hide(response.text)
+            raise self._error("server", f"the reply is not JSON but {text[:80]!r}") from None
 
     def _error(self, kind: Kind, detail: str) -> ChatError:
-        return ChatError(kind, self.endpoint.hide(detail))
+        return ChatError(kind, whole(self.endpoint.hide(detail)))
 
     def _failure(self, response: httpx.Response) -> ChatError:
         """The error that a status other than 200 stands for."""
@@ -98,7 +101,7 @@ class Transport:
             text, code = str(error["message"]), str(error.get("code"))
         except (ValueError, KeyError, TypeError):
             pass
-        detail = f"HTTP {status}: {text[:300]}"
+        detail = f"HTTP {status}: {self.endpoint.hide(text)[:300]}"
         if status == 401 or (status == 403 and not any(word in text.lower() for word in MODERATION_WORDS)):
             return self._error("auth", detail)
         if status == 429 and code == "insufficient_quota":
@@ -132,29 +135,40 @@ def kept(reply: Any) -> dict[str, Any]:
     """What is kept of a reply: first choice, model, token counts. Raises ChatError for JSON of another kind."""
     try:
         choice, usage = reply["choices"][0], reply.get("usage") or {}
-        message = choice["message"]
+        message, finish = choice["message"], str(choice.get("finish_reason") or "")
         calls = [
-            {"id": str(call.get("id") or number), "name": str(call["function"]["name"]),
+            {"id": whole(str(call.get("id") or number)), "name": whole(str(call["function"]["name"])),
              "text": _arguments(call["function"].get("arguments"))}
             for number, call in enumerate(message.get("tool_calls") or [])
         ]  # fmt: skip
+        if finish in BROKEN_OFF:
+            raise ChatError("server", f"the server ended the reply early ({finish})")
         return {
-            "content": _content(message.get("content")),
-            "reasoning": str(message.get("reasoning_content") or message.get("reasoning") or ""),
-            "refusal": str(message.get("refusal") or ""),
+            "content": whole(_content(message.get("content"))),
+            "reasoning": whole(str(message.get("reasoning_content") or message.get("reasoning") or "")),
+            "refusal": whole(str(message.get("refusal") or "")),
             "tool_calls": calls,
-            "finish_reason": str(choice.get("finish_reason") or ""),
-            "model": str(reply.get("model") or ""),
-            "fingerprint": reply.get("system_fingerprint"),
-            "prompt_tokens": usage.get("prompt_tokens"),
-            "completion_tokens": usage.get("completion_tokens"),
+            "finish_reason": whole(finish),
+            "model": whole(str(reply.get("model") or "")),
+            "fingerprint": whole(str(reply.get("system_fingerprint") or "")),
+            "prompt_tokens": _count(usage.get("prompt_tokens")),
+            "completion_tokens": _count(usage.get("completion_tokens")),
         }
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ChatError("server", "the reply is no chat completion") from None
 
 
+def whole(text: str) -> str:
+    """Text that UTF-8 can hold: halves of a surrogate pair, which JSON may spell, are replaced."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
+    return whole(value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False))
 
 
 def _content(content: Any) -> str:
