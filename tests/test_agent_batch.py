@@ -1,6 +1,7 @@
 """Batches: what is too much for one item takes no other with it; the summary accounts for every item."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, replies
@@ -45,6 +46,19 @@ def test_pictures_that_are_too_much_together_are_drawn_apart(tmp_path):
 
     found = {each.id: each.reason for each in runner(tmp_path, paint=paint).run(requests(*"abcd"))}
     assert found == {"a": "grounded", "b": "draw_error", "c": "grounded", "d": "grounded"}
+
+
+def test_what_cannot_be_written_down_fails_alone(tmp_path):
+    say = replies(TEXT_CALL, IMAGE_CALL, FINAL)
+    odd = lambda episode: "half \ud800" if episode.id == "b" else say(episode)  # noqa: E731
+    found = {each.id: (each.status, each.reason) for each in runner(tmp_path, odd).run(requests(*"abc"))}
+    assert found == {"a": ("ok", "grounded"), "b": ("failed", "write_error"), "c": ("ok", "grounded")}
+
+
+def test_a_reference_that_is_gone_fails_its_item_alone(tmp_path):
+    asked = [requests("a")[0], replace(requests("b")[0], references=(tmp_path / "gone.png",))]
+    found = {each.id: (each.status, each.reason) for each in runner(tmp_path).run(asked)}
+    assert found == {"a": ("ok", "grounded"), "b": ("failed", "bad_input")}
 
 
 def test_a_record_says_how_it_was_made(tmp_path):
