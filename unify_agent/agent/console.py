@@ -41,6 +41,8 @@ class Told:
             self._bars.update(self._bar, description=f"{item}: turn {self._turns[item]}")
         elif what == "drawn":
             self._bars.update(self._bar, description=f"{item}: drawn")
+        elif what == "lost":
+            self.line(f"{item}: no worker can begin there any more; the others go on")
 
     def episode_event(self, episode: Episode, what: str) -> None:
         """The same, from a loop in this process."""
