@@ -10,6 +10,7 @@ from unify_agent.agent.episode import STOPS, AgentOptions, Episode
 from unify_agent.agent.judge import Judged, Verdict
 from unify_agent.agent.loop import Reply, recaption_in
 from unify_agent.agent.scripted import ScriptedPolicy
+from unify_agent.agent.story import ENDINGS
 from unify_agent.agent.wording import load_prompts
 from unify_agent.search.base import SearchError, TextHit
 
@@ -122,8 +123,9 @@ def test_a_service_that_fails_is_an_observation(search):
     assert episode.turns[0].tool_error == "text_search: TimeoutError: slow"
 
 
-def test_every_stop_has_a_status():
+def test_every_stop_has_a_status_and_every_drawn_one_words():
     assert set(STOPS.values()) == {"ok", "partial", "failed"}
+    assert {stop for stop, status in STOPS.items() if status != "failed"} <= set(ENDINGS) <= set(STOPS)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from test_search_index import small_index
 import infer
 from data.check import check
 from unify_agent import errors
-from unify_agent.agent import record
+from unify_agent.agent import options, record
 from unify_agent.agent.record import png_metadata
 from unify_agent.datasets.folder import TrajectorySource
 from unify_agent.datasets.trajectory import parse_trajectories
 from unify_agent.errors import UserError
+from unify_agent.generation import sampler
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.packing import Limits
@@ -210,6 +211,10 @@ def test_a_guidance_preset_is_a_bundle_that_single_options_change(place, tmp_pat
     assert (found["text_scale"], found["image_scale"]) == (4, 1.25)
     assert (found["interval"], found["renorm"]) == ([0.4, 1], "global")
     assert (found["policy"], found["judge"], found["search"]) == ("unified", "pixels", "index:index")
+
+
+def test_the_command_knows_every_name_that_the_sampler_knows():
+    assert options.GUIDANCE == tuple(sampler.GUIDANCE) and options.RENORMS == sampler.RENORMS
 
 
 def test_without_search_the_model_is_told_so(place, tmp_path, spoken_at_once):

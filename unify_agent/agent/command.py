@@ -85,7 +85,7 @@ def draw_all(setup: Setup, asked: Asked, args: argparse.Namespace, console: Cons
     summary, recorder = Summary(args.out, args.shard), Recorder(args.out, setup.policy, pages=True)
     waiting = _waiting(setup, asked, recorder, summary, args.retry_failed)
     refused = [Outcome.failed(each, "bad_input", each.reason) for each in asked.refused]
-    keys = [each.key for each in (*asked.requests, *asked.refused)]
+    keys = [request.key for request in asked.requests] + [each.key for each in asked.refused]
     if len(waiting) < len(asked.requests):
         console.print(f"{len(asked.requests) - len(waiting)} of {len(asked.requests)} were done before")
     with Told(console, len(waiting) + len(refused), len(refused)) as told:

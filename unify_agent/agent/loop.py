@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ class Loop:
     ):
         self.policy, self.prompts, self.threads = policy, prompts, threads
         self.tools = Tools(search, judge, prompts, threads)
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._tell = on_event or (lambda episode, what: None)
 
     def run(self, episodes: Sequence[Episode]) -> None:
@@ -166,12 +166,12 @@ class Loop:
             and len(episode.discarded) < episode.options.redraw
             and came_to_nothing(reply, episode.final)
         ]:
-            for number, reply in again:
-                opened[number].discarded.append(Discarded(reply.text, reply.ids))
+            for number, cut in again:
+                opened[number].discarded.append(Discarded(cut.text, cut.ids))
                 self._tell(opened[number], "discarded")
             drawn = self.policy.reply([opened[number] for number, _ in again])
-            for (number, _), reply in zip(again, drawn, strict=True):
-                replies[number] = reply
+            for (number, _), another in zip(again, drawn, strict=True):
+                replies[number] = another
         self.seconds["reply"] += time.perf_counter() - began
         return replies
 

@@ -16,7 +16,7 @@ from PIL import Image
 from unify_agent.agent.judge import WEIGHTS, Judged, Verdict, graded
 from unify_agent.agent.unified import UnifiedPolicy
 from unify_agent.agent.wording import Judging, Questions
-from unify_agent.generation.session import Session
+from unify_agent.generation.session import Part, Session
 from unify_agent.interleave.segments import Text
 from unify_agent.search.base import ImageHit
 
@@ -54,8 +54,8 @@ class SelfJudge:
         policy, rows = self.policy, range(len(pictures))
         session = Session(policy.model, None, policy.grammar, policy.pixels, rows=len(pictures))
         look = Text(policy.grammar.encode_untrusted(words.look.replace("{subject}", subject)))
-        seen = [policy.pixels.seen(_smaller(picture)) for picture in pictures]
-        session.append(rows, [[picture, look] for picture in seen])
+        shown: list[list[Part]] = [[policy.pixels.seen(_smaller(picture)), look] for picture in pictures]
+        session.append(rows, shown)
         asked = session.fork([row for row in rows for _ in WEIGHTS])
         parts = [
             [Text(policy.grammar.encode_untrusted(getattr(words, criterion))), Text(())]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Tools:
 
     def __init__(self, search: SearchBackend, judge: Judge, prompts: Prompts, threads: int = 8):
         self.search, self.judge, self.prompts, self.threads = search, judge, prompts, threads
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
 
     @contextmanager

@@ -33,7 +33,7 @@ from unify_agent.interleave.segments import Picture, Text
 from unify_agent.interleave.visibility import Range
 
 PARTS = ("vae", "vit")
-AGAIN = {"temperature": 0.7, "top_p": 0.95}
+AGAIN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 """Sampling of a reply that is drawn again after a greedy one came to nothing."""
 STREAM_EVERY = 4  # tokens between two looks at a reply that is being written
 

@@ -341,17 +341,23 @@ def draw(
             raise UserError(f"size {height}x{width}: this model draws at most {unit * side} pixels a side")
         grids.append((height // unit, width // unit))
     noise = [picture_noise(s, h * w, session.config.latent_dim) for s, (h, w) in zip(seeds, grids, strict=True)]
-    forming = None
-    if preview is not None:
-
-        def forming(members: list[int], latents: Tensor) -> None:
-            for i, latent in zip(members, latents, strict=True):
-                preview(i, decode_latents(session, [latent], [grids[i]])[0])
-
+    forming = _decoded(session, grids, preview) if preview is not None else None
     latents = draw_latents(
         session, rows, sees, grids, settings, noise, keep_rope=keep_rope, progress=progress, forming=forming
     )
     return decode_latents(session, latents, grids)
+
+
+def _decoded(
+    session: Session, grids: Sequence[tuple[int, int]], preview: Preview
+) -> Callable[[list[int], Tensor], None]:
+    """A `forming` that decodes what it is told for `preview`."""
+
+    def forming(members: list[int], latents: Tensor) -> None:
+        for i, latent in zip(members, latents, strict=True):
+            preview(i, decode_latents(session, [latent], [grids[i]])[0])
+
+    return forming
 
 
 @torch.no_grad()

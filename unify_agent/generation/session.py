@@ -195,8 +195,8 @@ class Session:
             rope = torch.tensor(plan.rope_ids, device=self.device)
             hidden = self.model.language_model.model(plan.embed(vae_noise), *plan.experts(), rope, attention)
             attention.commit()
-        for row, rope, entries in zip(plan.all_rows, plan.rope, plan.entries, strict=True):
-            self.rope[row] = rope
+        for row, position, entries in zip(plan.all_rows, plan.rope, plan.entries, strict=True):
+            self.rope[row] = position
             self.history[row] += entries
         return hidden
 
