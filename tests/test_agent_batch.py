@@ -1,13 +1,16 @@
 """Batches: what is too much for one item takes no other with it; the summary accounts for every item."""
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
 from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, replies
 from crew_tools import crew, grey
+from rich.console import Console
 
 from unify_agent.agent.batch import Outcome, Runner
+from unify_agent.agent.console import Told
 from unify_agent.agent.crew import Service, Setup
 from unify_agent.agent.record import Recorder, png_metadata
 from unify_agent.agent.requests import Refused, Request
@@ -88,6 +91,13 @@ def test_a_file_of_words_is_known_by_what_it_says(tmp_path):
     before = Setup("m", words=str(words)).key("w")
     words.write_text("b")
     assert Setup("m", words=str(words)).key("w") != before
+
+
+def test_a_message_of_a_service_cannot_act_on_the_terminal():
+    shown = io.StringIO()
+    told = Told(Console(file=shown), 1)
+    told.line("HTTP 400: \x1b]0;mine\x07 no \x9b2J")
+    assert shown.getvalue() == "HTTP 400:  ]0;mine  no  2J\n"
 
 
 def test_the_summary_accounts_for_every_item_and_is_continued(tmp_path):
