@@ -14,6 +14,9 @@ def work(pipe, setup, out: Path, device, parent: int) -> None:
     if setup.model == "refused":
         pipe.send(("refused", ("no such folder", 2)))
         return
+    dead = out / f"{device}.dead"
+    if setup.model == "lost" and dead.is_file():  # a card that is gone after a death
+        os.kill(os.getpid(), signal.SIGKILL)
     if setup.model == "dead":
         os.kill(os.getpid(), signal.SIGKILL)
     while True:
@@ -27,6 +30,7 @@ def work(pipe, setup, out: Path, device, parent: int) -> None:
             mark.write_text("x" * (begun + 1))
             pipe.send(("event", (request.id, "reply")))
             if begun < int(request.country or 0):
+                dead.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             seen = f"{device} {os.getpid()} {len(batch)}"
             pipe.send(("outcome", Outcome(request.id, request.category, "ok", "direct", seen)))

@@ -1,12 +1,16 @@
 """Batches: what is too much for one item takes no other with it; the summary accounts for every item."""
 
+import io
 import json
+from dataclasses import replace
 
 import pytest
 from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, replies
 from crew_tools import crew, grey
+from rich.console import Console
 
 from unify_agent.agent.batch import Outcome, Runner
+from unify_agent.agent.console import Told
 from unify_agent.agent.crew import Service, Setup
 from unify_agent.agent.record import Recorder, png_metadata
 from unify_agent.agent.requests import Refused, Request
@@ -47,6 +51,19 @@ def test_pictures_that_are_too_much_together_are_drawn_apart(tmp_path):
     assert found == {"a": "grounded", "b": "draw_error", "c": "grounded", "d": "grounded"}
 
 
+def test_what_cannot_be_written_down_fails_alone(tmp_path):
+    say = replies(TEXT_CALL, IMAGE_CALL, FINAL)
+    odd = lambda episode: "half \ud800" if episode.id == "b" else say(episode)  # noqa: E731
+    found = {each.id: (each.status, each.reason) for each in runner(tmp_path, odd).run(requests(*"abc"))}
+    assert found == {"a": ("ok", "grounded"), "b": ("failed", "write_error"), "c": ("ok", "grounded")}
+
+
+def test_a_reference_that_is_gone_fails_its_item_alone(tmp_path):
+    asked = [requests("a")[0], replace(requests("b")[0], references=(tmp_path / "gone.png",))]
+    found = {each.id: (each.status, each.reason) for each in runner(tmp_path).run(asked)}
+    assert found == {"a": ("ok", "grounded"), "b": ("failed", "bad_input")}
+
+
 def test_a_record_says_how_it_was_made(tmp_path):
     (outcome,) = runner(tmp_path).run(requests("odd"))
     assert outcome.given_id == "so/so" and outcome.turns == 3 and outcome.references == 2
@@ -74,6 +91,13 @@ def test_a_file_of_words_is_known_by_what_it_says(tmp_path):
     before = Setup("m", words=str(words)).key("w")
     words.write_text("b")
     assert Setup("m", words=str(words)).key("w") != before
+
+
+def test_a_message_of_a_service_cannot_act_on_the_terminal():
+    shown = io.StringIO()
+    told = Told(Console(file=shown), 1)
+    told.line("HTTP 400: \x1b]0;mine\x07 no \x9b2J")
+    assert shown.getvalue() == "HTTP 400:  ]0;mine  no  2J\n"
 
 
 def test_the_summary_accounts_for_every_item_and_is_continued(tmp_path):

@@ -10,6 +10,7 @@ from crew_tools import grey
 from unify_agent.agent.endpoint import EndpointPolicy, in_our_form
 from unify_agent.agent.episode import AgentOptions, Episode
 from unify_agent.agent.loop import Loop, recaption_in
+from unify_agent.agent.record import to_trajectory
 from unify_agent.agent.scripted import ScriptedPolicy
 from unify_agent.agent.toolcalls import parse_calls
 from unify_agent.agent.wording import load_prompts
@@ -53,6 +54,12 @@ def test_an_endpoint_plans_and_recaptions_and_another_policy_draws(tmp_path, ans
     assert all(parse_calls(turn.reply).mended == () for turn in episode.turns)
     if answer is native:
         assert episode.turns[0].reply.startswith("<think>What is it?\nI look it up.</think>\n<tool_call>\n")
+
+
+def test_half_characters_of_an_endpoint_are_replaced(tmp_path):
+    with ChatServer(lambda body: "half \ud800 <recaption>An owl \ud800.</recaption>") as server:
+        (episode,) = run(server, tmp_path)
+    assert episode.recaption == "An owl ?." and to_trajectory(episode, "openai").to_json().encode()
 
 
 def test_tags_of_a_page_are_spelled_out_before_they_are_sent(tmp_path):

@@ -60,6 +60,21 @@ def test_an_item_over_which_workers_die_is_given_up_and_the_others_are_done(outc
     assert "exit code -9" in found["r1"].error
 
 
+def test_a_device_that_is_lost_takes_nothing_with_it(outcomes):
+    found = outcomes(requests(12, {0: 1}), ["4", "7"], batch=1, model="lost")
+    others = {each.status for each in found if each.id != "r0"}
+    assert sorted(each.id for each in found) == sorted(f"r{n}" for n in range(12)) and others == {"ok"}
+
+
+def test_without_a_worker_left_every_item_is_accounted_for(outcomes):
+    told = []
+    found = outcomes(requests(4, {1: 1}), ["4"], model="lost", told=lambda *what: told.append(what))
+    assert {each.id: each.reason for each in found} == {
+        "r0": "direct", "r1": "not_run", "r2": "not_run", "r3": "not_run"}  # fmt: skip
+    assert all(not each.down and "no worker is left" in each.error for each in found if each.reason == "not_run")
+    assert ("device 4", "lost") in told
+
+
 @pytest.mark.parametrize(("model", "said"), [("refused", "no such folder"), ("dead", "died as it loaded the model")])
 def test_a_worker_that_cannot_begin_ends_the_run(outcomes, model, said):
     with pytest.raises(UserError, match=said):

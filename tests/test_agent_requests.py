@@ -78,6 +78,8 @@ def test_a_bad_request_is_refused_with_its_place_and_the_others_stay(tmp_path, r
     ("name", "text", "said"),
     [
         ("a.json", "{", "does not parse"),
+        ("a.json", "[" * 100_000, "does not parse"),
+        ("a.json", "[" + "1" * 5000 + "]", "does not parse"),
         ("a.json", "[]", "holds no prompt"),
         ("a.json", "3", "a list or an object"),
         ("a.txt", "", "holds no prompt"),
@@ -110,6 +112,18 @@ def test_of_several_with_one_id_the_first_counts(tmp_path):
     asked = collect(entries, tmp_path)
     assert [each.id for each in asked.requests] == ["a", "b"]
     assert asked.refused[0].reason.startswith("the id 'a' occurs before, at f:1")
+
+
+def test_a_key_that_occurs_twice_in_an_object_of_requests_loses_none(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": "Draw x.", "b": {"prompt": "Draw y."}, "a": "Draw z."}')
+    asked = read_prompts(tmp_path / "a.json")
+    assert [each.prompt for each in asked.requests] == ["Draw x.", "Draw y."]
+    assert "the id 'a' occurs before" in asked.refused[0].reason
+
+
+def test_no_category_is_that_of_refused_requests(tmp_path):
+    asked = collect([("f:1", {"prompt": "Draw x.", "category": "refused"}, None)], tmp_path)
+    assert asked.requests[0].category == "refused_"
 
 
 def test_references_of_a_request_are_found_beside_its_file(tmp_path):

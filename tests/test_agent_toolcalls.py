@@ -144,6 +144,7 @@ def test_what_models_write_is_mended_and_said(text, mended):
         ('{"name": "search_image", "arguments": ["owl"]}', "not a JSON object"),
         ("{'name': 'text_search', 'arguments': {'q': 'owl's nest'}}", "not valid JSON"),
         ('text_search("owl")', "not valid JSON"),
+        (f"[0x{'f' * 5000}]", "A tool call is an object"),
     ],
 )
 def test_what_is_not_plain_is_an_error_that_says_why(body, said):

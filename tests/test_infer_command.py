@@ -255,6 +255,28 @@ def test_a_dry_run_of_an_endpoint_shows_its_messages_and_no_key(place, tmp_path,
     assert '"model": "planner"' in told and "You prepare a picture" in told and "sk-secret" not in told
 
 
+def test_a_dry_run_never_shows_a_password_in_an_address(place, tmp_path, capsys):
+    given = ("--policy", "openai", "--endpoint", "http://me:sk-secret@localhost:9", "--endpoint-model", "planner")
+    assert errors.run(lambda: infer.main(arguments(place, tmp_path, "--prompt", "x", "--dry-run", *given))) == 2
+    told = capsys.readouterr()
+    assert "must not hold a user name or password" in told.err and "sk-secret" not in told.out + told.err
+
+
+def test_what_failed_just_before_a_kill_is_run_again_with_the_failed(place, tmp_path, spoken, monkeypatch):
+    draw = Session.draw
+
+    def fails(*given, **more):
+        raise RuntimeError("out of memory")
+
+    command = arguments(place, tmp_path, "--prompt", "Draw Velmora.")
+    monkeypatch.setattr(Session, "draw", fails)
+    assert infer.main(command) == 3
+    (tmp_path / "out/summary.jsonl").unlink()  # as if it had not been written yet
+    monkeypatch.setattr(Session, "draw", draw)
+    assert infer.main([*command, "--prompt", "Draw it.", "--retry-failed"]) == 3
+    assert [(line["status"], line["reason"]) for line in summary(tmp_path)] == [("ok", "grounded")]
+
+
 def test_an_endpoint_that_is_down_is_exit_code_4_before_anything_is_loaded(place, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("unify_agent.agent.load.UnifiedPolicy", None)
     given = ("--policy", "openai", "--endpoint", "http://127.0.0.1:9", "--endpoint-model", "planner")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from agent_tools import hits
@@ -102,6 +103,20 @@ def test_several_processes_may_begin_one_recording(inner, tmp_path):
     (tmp_path / "rec").mkdir()
     (tmp_path / "rec" / ".record.json.abc.tmp").write_text("")  # another one is just writing it
     assert Recording(tmp_path / "rec", inner, "changing").text_search("owl")
+
+
+def test_a_recording_that_another_process_begins_in_that_moment_is_joined(inner, tmp_path, monkeypatch):
+    look, begun = Path.is_file, []
+
+    def late(path):
+        found = look(path)
+        if path.name == "record.json" and not begun:
+            begun.append(path)
+            Recording(tmp_path / "rec", inner, "changing")
+        return found
+
+    monkeypatch.setattr(Path, "is_file", late)
+    assert Recording(tmp_path / "rec", inner, "changing").text_search("owl") and begun
 
 
 def test_odd_characters_in_questions_do_not_stop_a_recording(inner, tmp_path):

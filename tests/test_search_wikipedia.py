@@ -5,7 +5,7 @@ from search_tools import Reply, drawing, encoded, serving
 
 from unify_agent.search.base import SearchError
 from unify_agent.search.registry import open_backend
-from unify_agent.search.wikipedia import edition
+from unify_agent.search.wikipedia import _plain, edition
 
 ARTICLES = [
     {"pageid": 2, "title": "Owl", "index": 2, "extract": "Owls are birds.", "fullurl": "https://en.example/wiki/Owl"},
@@ -82,6 +82,10 @@ def test_pictures_are_leads_of_articles_and_then_files_of_commons(server, tmp_pa
     places = [asked.path for asked in server.asked]
     assert places[:3] == ["/de/w/api.php", "/de/w/api.php", "/commons/w/api.php"]
     assert not any("ogg" in place for place in places)
+
+
+def test_a_long_fact_of_a_file_is_cut_before_it_is_looked_at():
+    assert _plain({"Artist": {"value": "<" * 200_000}}, "Artist") == "<" * 200  # else minutes
 
 
 def test_an_article_that_is_not_there_is_an_empty_list():

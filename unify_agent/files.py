@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,19 @@ def write_json(path: Path | str, value: Any, indent: int | None = 2) -> None:
     write_text(path, json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
 
 
-def read_json(path: Path | str, what: str = "JSON file") -> Any:
-    """Read a JSON file. Raises `UserError` naming the file and the place where it does not parse."""
+def read_json(
+    path: Path | str, what: str = "JSON file", pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Read a JSON file. `pairs` makes something else than a dict of each object's keys and values.
+
+    Raises `UserError` naming the file and the place where it does not parse.
+    """
     path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=pairs)
     except FileNotFoundError:
         raise UserError(f"{path}: no such {what}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: this {what} does not parse ({error})") from None
 
 

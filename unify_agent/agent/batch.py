@@ -17,6 +17,7 @@ from unify_agent.agent.loop import Loop
 from unify_agent.agent.record import Recorder
 from unify_agent.agent.requests import REFUSED, Refused, Request
 from unify_agent.agent.tools import is_down, told
+from unify_agent.interleave.segments import Unusable
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,16 @@ class Runner:
         self.loop = Loop(crew.policy, crew.search, crew.judge, crew.words, on_event=on_event)
 
     def run(self, requests: Sequence[Request]) -> Iterator[Outcome]:
-        """The outcomes of a batch, in order."""
+        """The outcomes of a batch, in order; those first whose references cannot be read any more."""
         began = time.monotonic()
-        episodes = [self.crew.setup.episode(request) for request in requests]
+        taken, episodes = [], []
+        for request in requests:
+            try:
+                episodes.append(self.crew.setup.episode(request))
+                taken.append(request)
+            except (Unusable, OSError) as fault:  # a reference that was there when the run began
+                yield Outcome.failed(request, "bad_input", told(fault))
+        requests = taken
         fault = self._failure(self.loop.think, episodes)
         if fault is not None and len(requests) > 1:
             middle = len(requests) // 2
@@ -110,9 +118,11 @@ class Runner:
         return None
 
     def _written(self, request: Request, episode: Episode, seconds: float) -> Outcome:
-        episode.settings |= self.crew.described(request)
         try:
+            episode.settings |= self.crew.described(request)
             self.recorder.write(episode)
         except OSError as fault:
             return Outcome.failed(request, "write_error", f"{fault.strerror or fault}: {fault.filename or 'a file'}")
+        except ValueError as fault:  # what was said or found cannot be written down
+            return Outcome.failed(request, "write_error", told(fault))
         return Outcome.of(request, episode, seconds)

@@ -132,7 +132,7 @@ def _waiting(
         kept.append(request)
         if record is not None:
             summary.recall(request.key, record, request.given_id)
-        elif not failed_only or summary.failed(request.key):
+        elif not failed_only or summary.failed(request.key) or recorder.failed(request.category, request.id):
             waiting.append(request)
     asked.requests = kept
     return waiting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import TracebackType
 
@@ -11,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from unify_agent.agent.batch import Outcome
 from unify_agent.agent.episode import Episode
 from unify_agent.generation.progress import steps_in
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Told:
@@ -41,6 +44,8 @@ class Told:
             self._bars.update(self._bar, description=f"{item}: turn {self._turns[item]}")
         elif what == "drawn":
             self._bars.update(self._bar, description=f"{item}: drawn")
+        elif what == "lost":
+            self.line(f"{item}: no worker can begin there any more; the others go on")
 
     def episode_event(self, episode: Episode, what: str) -> None:
         """The same, from a loop in this process."""
@@ -58,8 +63,8 @@ class Told:
         )
 
     def line(self, text: str) -> None:
-        """A line of its own."""
-        self.console.print(text, soft_wrap=True, markup=False)
+        """A line of its own; what a terminal would obey, in a service's message say, is left out."""
+        self.console.print(_CONTROL.sub(" ", text), soft_wrap=True, markup=False)
 
     def _left(self) -> str:
         """How long it will still take, where no bar says so."""

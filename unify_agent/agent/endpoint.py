@@ -31,6 +31,7 @@ from unify_agent.judging import (
     assistant,
     user,
 )
+from unify_agent.search.base import well_formed
 
 Mode = Literal["tools", "tags"]
 LONGEST_REPLY = 4096
@@ -64,7 +65,7 @@ class EndpointPolicy:
             )  # fmt: skip
         except ChatError as error:
             return error
-        return Reply(in_our_form(answer))
+        return Reply(well_formed(in_our_form(answer)))
 
 
 def messages_of(episode: Episode) -> list[Message]:

@@ -25,7 +25,7 @@ bad_calls: too many replies that were neither a call nor a recaption. no_recapti
 recaption; the picture is drawn from the request. search_failed: a search or the judge did not answer, and there is no
 reference. policy_error, draw_error: the model failed; there is no picture. The rest befalls items of a batch.
 write_error: the disk did not take it. bad_input: the request could not be read. crashed: the process that ran it died
-twice. not_run: a service is down.
+twice. not_run: a service is down, or no worker is left.
 """
 
 

@@ -2,6 +2,7 @@
 
 The parent hands out batches over a pipe to each worker and hears of each item as it is written. What a dead worker had
 in hand and had not written is run again, item by item, in a new one; an item on which a worker dies twice has failed.
+A device on which no new worker can begin is left out; the others go on.
 Workers end when their parent does, however it ends.
 """
 
@@ -63,6 +64,8 @@ class _Worker:
     pipe: Connection
     left: dict[str, Request] = field(default_factory=dict)
     ready: bool = False
+    again: bool = False
+    """Takes the place of one that died."""
 
 
 class Fleet:
@@ -87,7 +90,7 @@ class Fleet:
         self._deaths: Counter[str] = Counter()
 
     def run(self, requests: Sequence[Request]) -> Iterator[Outcome]:
-        """Outcomes as they come. Raises UserError when a worker cannot be set up at all."""
+        """Outcomes as they come. Raises UserError when one of the first workers cannot be set up."""
         self._waiting = deque(requests)
         count = min(len(self.devices), -(-len(requests) // self.batch)) or 1
         try:
@@ -103,14 +106,14 @@ class Fleet:
                 worker.process.terminate()
                 worker.process.join()
 
-    def _start(self, device: str | None) -> None:
+    def _start(self, device: str | None, again: bool = False) -> None:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=_work, args=(theirs, self.setup, self.out, device, os.getpid()), daemon=True
         )
         process.start()
         theirs.close()
-        self._workers.append(_Worker(device, process, ours))
+        self._workers.append(_Worker(device, process, ours, again=again))
 
     def _heard(self, worker: _Worker) -> Iterator[Outcome]:
         """Takes in one message of a worker, or its death."""
@@ -122,7 +125,9 @@ class Fleet:
         if kind == "event":
             self.on_event(*value)
         elif kind == "refused":
-            raise UserError(*value)
+            if not worker.again:
+                raise UserError(*value)
+            yield from self._died(worker)
         elif kind == "outcome":
             worker.left.pop(value.key, None)
             yield value
@@ -153,7 +158,14 @@ class Fleet:
         code = worker.process.exitcode
         if not worker.ready:
             where = worker.device or "the CPU"
-            raise UserError(f"a worker on {where} died as it loaded the model (exit code {code})", SOME_NOT)
+            what = f"a worker on {where} died as it loaded the model (exit code {code})"
+            if not worker.again:
+                raise UserError(what, SOME_NOT)
+            self.on_event(f"device {where}", "lost")
+            while not self._workers and (self._suspects or self._waiting):
+                request = (self._suspects or self._waiting).popleft()
+                yield Outcome.failed(request, "not_run", f"no worker is left: {what}")
+            return
         for request in worker.left.values():
             self._deaths[request.key] += 1
             if self._deaths[request.key] >= DEATHS:
@@ -161,7 +173,7 @@ class Fleet:
             else:
                 self._suspects.append(request)
         if self._suspects or self._waiting:
-            self._start(worker.device)
+            self._start(worker.device, again=True)
 
 
 def _work(pipe: Connection, setup: Setup, out: Path, device: str | None, parent: int) -> None:

@@ -47,6 +47,12 @@ class Reply:
     truncated: bool = False
 
 
+def _same(one: Judged, two: Judged) -> bool:
+    """Whether two candidates are one picture, byte for byte as they are decoded."""
+    a, b = one.picture, two.picture
+    return a is not None and b is not None and a.size == b.size and a.tobytes() == b.tobytes()
+
+
 class Policy(Protocol):
     """Whoever thinks and draws. Each call is one batch; an episode that fails is answered with its exception."""
 
@@ -264,9 +270,13 @@ class Loop:
 
     @staticmethod
     def _choose(episode: Episode, judged: Sequence[Judged]) -> list[Judged]:
-        """The best usable candidates, in order (paper, equation 10)."""
-        usable = sorted((each for each in judged if each.verdict.usable), key=lambda each: -each.verdict.score)
-        chosen = usable[: episode.options.max_references]
+        """The best usable candidates, in order (paper, equation 10), none twice: not one that two searches found."""
+        chosen: list[Judged] = []
+        for each in sorted((each for each in judged if each.verdict.usable), key=lambda each: -each.verdict.score):
+            if len(chosen) == episode.options.max_references:
+                break
+            if not any(each.hit.id == kept.hit.id or _same(each, kept) for kept in chosen):
+                chosen.append(each)
         if chosen and episode.options.replace_references is not None:
             chosen = list(episode.options.replace_references(episode, chosen))
         return chosen

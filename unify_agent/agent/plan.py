@@ -19,6 +19,7 @@ from unify_agent.errors import UserError
 def dry_run(setup: Setup, asked: Asked, out: Path, batch: int, gpus: int | None) -> int:
     """Prints the plan; returns the exit code. Raises UserError as the run itself would."""
     from unify_agent.agent.load import picture_size, sampler_settings, weights_hash
+    from unify_agent.judging.endpoint import base_url_of
     from unify_agent.model.folder import ModelFolder
 
     folder = ModelFolder(setup.model)
@@ -31,7 +32,8 @@ def dry_run(setup: Setup, asked: Asked, out: Path, batch: int, gpus: int | None)
         for each in asked.requests
     )
     workers = devices(gpus) if gpus else []
-    at = " and ".join(f"{each.model} at {each.url}" for each in (setup.endpoint, setup.judge_endpoint) if each)
+    services = [each for each in (setup.endpoint, setup.judge_endpoint) if each]
+    at = " and ".join(f"{each.model} at {base_url_of(each.url)[0]}" for each in services)
     for name, value in (
         ("requests", f"{len(asked.requests)}, of which {done} are done"),
         ("refused", len(asked.refused)),

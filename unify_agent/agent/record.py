@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from unify_agent.agent.episode import Episode, Exchange
+from unify_agent.agent.episode import STOPS, Episode, Exchange
 from unify_agent.agent.judge import Judged
 from unify_agent.agent.story import story
 from unify_agent.datasets.trajectory import Reference, Trajectory, Turn
@@ -200,6 +200,15 @@ class Recorder:
             return None
         picture = record.get("generated_image")
         return record if picture and (path.parents[1] / picture).is_file() else None
+
+    def failed(self, category: str, item_id: str) -> bool:
+        """Whether the record of an item is that of a failure, or of a picture without evidence for want of an answer.
+
+        Raises UserError for a record that does not parse.
+        """
+        path = self.path(category, item_id)
+        record = read_json(path, "trajectory") if path.is_file() else {}
+        return STOPS.get(record.get("stop")) == "failed" or record.get("stop") == "search_failed"
 
     def write(self, episode: Episode) -> Path:
         """Writes one episode; returns the path of its trajectory."""

@@ -98,9 +98,9 @@ def file_name_of(text: str) -> str:
 
 
 def _category(text: str) -> str:
-    """A folder's name for a category: not one that the layout of trajectories uses for its own folders."""
+    """A folder's name for a category: not one that the layout of trajectories or the summary uses for its own."""
     name = file_name_of(text)
-    return f"{name}_" if name in PARTS else name
+    return f"{name}_" if name in (*PARTS, REFUSED) else name
 
 
 def readable(text: str) -> str:
@@ -206,12 +206,20 @@ def collect(entries: Iterable[Entry], folder: Path) -> Asked:
     return asked
 
 
+class _Object(dict):
+    """A JSON object that still knows each of its keys and values, also of keys that occur twice."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.pairs = pairs
+
+
 def _json(path: Path) -> Iterator[Entry]:
-    content = read_json(path, "file of prompts")
+    content = read_json(path, "file of prompts", _Object)
     if isinstance(content, dict) and any(isinstance(content.get(key), str) for key in PROMPTS):
         content = [content]
-    if isinstance(content, dict):
-        for key, value in content.items():
+    if isinstance(content, _Object):
+        for key, value in content.pairs:
             yield f"{path}: {readable(key)[:100]}", _unfolded(value), key
     elif isinstance(content, list):
         for number, value in enumerate(content):
@@ -225,7 +233,7 @@ def _unfolded(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     return value
 
@@ -287,7 +295,7 @@ def _parquet(path: Path) -> Iterator[Entry]:
             for row in batch.to_pylist():
                 yield f"{path}: row {number}", row, None
                 number += 1
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not readable as parquet ({error})") from None
 
 

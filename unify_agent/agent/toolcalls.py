@@ -272,5 +272,8 @@ def _checked(name: str, given: dict[str, Any], mended: list[str]) -> ToolCall | 
 
 
 def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # a number of thousands of digits, something nested as deeply
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."

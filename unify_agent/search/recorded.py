@@ -170,7 +170,9 @@ class Recording:
     def __init__(self, folder: Path, inner: SearchBackend, spec: str) -> None:
         self._store, self.inner = _Folder(folder), inner
         self.name = inner.name
-        manifest = self._store.folder / MANIFEST
+        place = self._store.folder
+        filled = place.is_dir() and any(not each.name.startswith(".") for each in place.iterdir())
+        manifest = place / MANIFEST  # looked for after the rest: another process may be making the folder
         if manifest.is_file():
             made = read_json(manifest, "record of searches")
             if made != {"format": FORMAT, "search": spec}:
@@ -178,7 +180,7 @@ class Recording:
                     f"{folder}: holds what {made.get('search') if isinstance(made, dict) else 'something else'} "
                     f"answered, not {spec}; choose another folder to record into"
                 )
-        elif self._store.folder.is_dir() and any(not n.name.startswith(".") for n in self._store.folder.iterdir()):
+        elif filled:
             raise UserError(f"{folder}: exists and holds no record of searches; choose another folder")
         else:
             write_json(manifest, {"format": FORMAT, "search": spec})

@@ -23,6 +23,7 @@ MOST = 20  # extracts that come with one answer
 LEADS = 4  # articles whose lead pictures are looked at
 WIDTH = 1280  # pixels of the scaled version that is fetched; the original where it is smaller
 TEXT_LICENCE = "CC BY-SA 4.0"
+LONGEST_FACT = 4000  # characters of a field of a file's metadata that are looked at
 _HL = re.compile(r"[a-z]{2,3}(?:[-_][a-z0-9]+)*", re.IGNORECASE)
 _EDITIONS = {"nb": "no", "nn": "nn", "iw": "he", "in": "id", "fil": "tl", "jp": "ja", "cn": "zh"}
 _LATER = frozenset({"maxlag", "ratelimited", "readonly", "cirrussearch-too-busy-error"})
@@ -152,4 +153,4 @@ def _candidate(page: dict[str, Any], title: str) -> Candidate | None:
 def _plain(facts: Any, key: str) -> str:
     """A field of a file's metadata without its markup."""
     fact = facts.get(key) if isinstance(facts, dict) else None
-    return " ".join(html.unescape(_TAG.sub(" ", text_of(fact, "value"))).split())[:200]
+    return " ".join(html.unescape(_TAG.sub(" ", text_of(fact, "value")[:LONGEST_FACT])).split())[:200]
