@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -212,6 +214,21 @@ def test_the_same_seed_draws_the_same_picture_in_any_batch(tokens: int, monkeypa
         assert np.abs(found.astype(int) - together[row].astype(int)).max() <= 1
     other = made.draw([2], [sees[2]], [sizes[2]], SETTINGS, [6])[0]
     assert np.abs(other.astype(int) - together[2].astype(int)).max() > 1
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_no_id_is_written_more_often_in_a_row_than_allowed(most: int) -> None:
+    def longest(ids) -> int:
+        return max(len(list(group)) for _, group in itertools.groupby(ids))
+
+    rows = [[5, 6, 7], [8, 9], [3]]
+    made = [session(3) for _ in range(2)]
+    for each in made:
+        each.add_text(range(3), rows)
+    free = made[0].decode(range(3), Sampling(max_new=24, temperature=0.05), seeds=[1, 2, 3])
+    held = made[1].decode(range(3), Sampling(max_new=24, temperature=0.05, max_run=most), seeds=[1, 2, 3])
+    assert max(longest(each.ids) for each in free) > most
+    assert max(longest(each.ids) for each in held) <= most
 
 
 def test_guidance_hides_the_text_or_computes_it_anew_without_the_pictures() -> None:

@@ -35,7 +35,8 @@ from unify_agent.interleave.visibility import Range
 
 PARTS = ("vae", "vit")
 AGAIN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
-"""Sampling of a reply that is drawn again after a greedy one came to nothing."""
+"""Sampling of a reply that is drawn again after a greedy one came to nothing. What came to nothing is most often one
+word over and over: the first time again no token may follow itself, the n-th time no more than n times in a row."""
 STREAM_EVERY = 4  # tokens between two looks at a reply that is being written
 
 
@@ -143,7 +144,9 @@ class UnifiedPolicy:
         for episode in again:
             state = self._rows[id(episode)]
             session.rewind(state.row, state.span[0])
-        self._write(session, again, self._hotter(), [_again_seed(episode) for episode in again], answers)
+        for times in sorted({len(episode.discarded) for episode in again}):
+            group = [episode for episode in again if len(episode.discarded) == times]
+            self._write(session, group, self._hotter(times), [_again_seed(episode) for episode in group], answers)
         return [answers[id(episode)] for episode in episodes]
 
     def _write(
@@ -177,9 +180,10 @@ class UnifiedPolicy:
 
         return looks
 
-    def _hotter(self) -> Sampling:
-        """How a reply is drawn again: as ever when that is random, else by `AGAIN`."""
-        return self.sampling if self.sampling.temperature > 0 else replace(self.sampling, **AGAIN)
+    def _hotter(self, times: int) -> Sampling:
+        """How a reply is drawn again, for the `times`-th time: as ever when that is random, else by `AGAIN`."""
+        random = {} if self.sampling.temperature > 0 else AGAIN
+        return replace(self.sampling, **random, max_run=times)
 
     def _place_references(self, session: Session, episodes: Sequence[Episode]) -> None:
         """Appends the references of episodes that come to their final turn."""

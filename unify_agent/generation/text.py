@@ -30,7 +30,8 @@ Watch = Callable[[Sequence[Sequence[int]]], None]
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen: greedily at temperature 0, else drawn from the `top_k` most likely tokens
-    (0: all) and of these the fewest whose probability reaches `top_p`.
+    (0: all) and of these the fewest whose probability reaches `top_p`. No id is written more than `max_run` times in a
+    row (0: as often as it likes).
 
     A row stops at the end marker, after an id in `stop_ids` (which it keeps), or after `max_new` ids. Markers
     that the model must not write and rows of the table past the tokenizer's size are always forbidden,
@@ -41,12 +42,15 @@ class Sampling:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    max_run: int = 0
     stop_ids: tuple[int, ...] = ()
     forbidden: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_new < 0 or self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise UserError(f"sampling: {self} is out of range (max_new, temperature, top_k >= 0; 0 < top_p <= 1)")
+        if min(self.max_new, self.temperature, self.top_k, self.max_run) < 0 or not 0 < self.top_p <= 1:
+            raise UserError(
+                f"sampling: {self} is out of range (max_new, temperature, top_k, max_run >= 0; 0 < top_p <= 1)"
+            )
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ class _Writer:
         for number, ids in enumerate(prefixes):
             self.forced[number, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
         self.begun = torch.tensor([len(p) for p in prefixes], device=device)
+        self.last, self.run_of_last = self.limit.new_full((len(rows),), -1), torch.zeros_like(self.limit)
         self.draws = None
         if sampling.temperature > 0:
             draws = [generator(seed, 0, "text").random(self.most) for seed in seeds]
@@ -188,6 +193,11 @@ class _Writer:
         hidden = model.language_model.model(model.embed_text(token), every, every[:0], self.rope + index, step)
         step.at = step.at + 1
         logits = model.logits(hidden).float() + self.bias
+        if self.sampling.max_run:
+            self.run_of_last = torch.where(token == self.last, self.run_of_last + 1, 1)
+            self.last = token
+            full = self.run_of_last >= self.sampling.max_run
+            logits[every[full], token[full]] = -torch.inf
         if self.draws is None:
             return logits.argmax(-1)
         return draw_token(logits, self.sampling, self.draws[:, index])
@@ -208,7 +218,7 @@ class _Writer:
         self.step = Step(self.cache)
         index = torch.tensor(alive, device=self.rope.device)
         self.rope, self.limit, self.forced = self.rope[index], self.limit[index], self.forced[index]
-        self.begun = self.begun[index]
+        self.begun, self.last, self.run_of_last = self.begun[index], self.last[index], self.run_of_last[index]
         if self.draws is not None:
             self.draws = self.draws[index]
 
