@@ -23,6 +23,7 @@ def usage() -> str:
         "  python train.py +recipe=NAME --cfg job    print the composed configuration and stop\n"
         "  python train.py model=bagel_7b_mot plan=true    print the size of what would be trained and stop\n"
         "  torchrun --nproc-per-node N train.py +recipe=NAME    the same run on N processes\n"
+        "  ... preflight=true    check machines, files and network for that run and stop\n"
         "  an interrupted run continues with the same command"
     )
 
@@ -49,6 +50,10 @@ def main() -> int:
 
         print("\n".join(plan(config).lines()))
         return 0
+    if config.preflight:
+        from unify_agent.training.preflight import preflight
+
+        return preflight(config)
     if config.task == "vae":
         from unify_agent.training.vae_task import fit_vae
 
