@@ -33,7 +33,7 @@ def srun(arguments):
 
 
 def scancel(arguments):
-    name, job = arguments
+    name, _ = arguments
     number = signal.Signals[f"SIG{name.removeprefix('--signal=')}"]
     for step in (STATE / "steps").glob("*"):
         for pid in step.read_text().split():

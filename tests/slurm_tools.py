@@ -60,7 +60,9 @@ def directives(script: Path) -> dict[str, str]:
 class Job:
     """A job of one of the scripts. Every life is a run of the script's copy, as SLURM keeps one."""
 
-    def __init__(self, home: Path, script: str, *arguments: str, number: int = 41, nodes: int | None = None, **env: str):
+    def __init__(
+        self, home: Path, script: str, *arguments: str, number: int = 41, nodes: int | None = None, **env: str
+    ) -> None:
         self.home, self.number, self.lives = home, number, 0
         self.options = directives(ROOT / "slurm" / script)
         self.state = home.parent / f"job-{number}"
@@ -95,11 +97,11 @@ class Job:
         environment = self.environment | ({"SLURM_RESTART_COUNT": str(self.lives)} if self.lives else {})
         self.lives += 1
         assert self.options["open-mode"] == "append"
+        command = ["bash", self.script, *self.arguments]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                ["bash", self.script, *self.arguments],
-                cwd=self.home, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                command, cwd=self.home, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def time_limit(self) -> None:
         """What SLURM does some time before it: with `B:` the batch shell alone is signalled."""
@@ -112,7 +114,7 @@ class Job:
         self.process.send_signal(signal.SIGTERM)
         subprocess.run([self.home.parent / "bin" / "scancel", "--signal=TERM", "41"], env=self.environment, check=True)
 
-    def until(self, text: str, times: int = 1, seconds: float = 300) -> None:
+    def until(self, text: str, times: int = 1, seconds: float = 900) -> None:
         """Returns when the log has `text`; raises with the log when the job ends without."""
         deadline = time.monotonic() + seconds
         while self.text.count(text) < times:
@@ -123,7 +125,7 @@ class Job:
 
     def wait(self) -> int:
         """The exit code of the batch script."""
-        return self.process.wait(timeout=300)
+        return self.process.wait(timeout=900)
 
     @property
     def requeued(self) -> bool:

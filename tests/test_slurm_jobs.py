@@ -179,8 +179,8 @@ def test_every_task_of_an_inference_array_draws_its_part_into_one_folder(home):
         script, *arguments = calls(made)[-1]["arguments"]
         assert Path(script).resolve() == home / "outputs/infer-55/code/infer.py"
         parsed = options.parser("").parse_args(arguments)
-        assert (parsed.prompts, parsed.out, parsed.shard) == (Path("requests.jsonl"), Path("outputs/infer-55"), (task, 8))
-        assert (parsed.gpus, parsed.model, parsed.search) == (8, "m", "index:s")
+        assert (parsed.prompts, parsed.out) == (Path("requests.jsonl"), Path("outputs/infer-55"))
+        assert (parsed.shard, parsed.gpus, parsed.model, parsed.search) == ((task, 8), 8, "m", "index:s")
 
 
 def test_a_part_of_an_array_must_be_told_the_number_of_parts(home):

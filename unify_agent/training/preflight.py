@@ -23,7 +23,7 @@ from unify_agent.errors import USAGE, UserError
 from unify_agent.training import parallel
 from unify_agent.training.bandwidth import bandwidth
 from unify_agent.training.config import Config
-from unify_agent.training.readiness import Note, Report, judged, look
+from unify_agent.training.readiness import Note, judged, look
 
 ARRIVAL = timedelta(minutes=10)
 """How long ranks wait for each other."""

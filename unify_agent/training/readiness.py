@@ -155,14 +155,14 @@ def _disk(config: Config, parts: Assembly, report: Report) -> None:
     model = sum(each.numel for each in parameters) * DTYPES[config.export.dtype].itemsize
     needed, free = missing * size + model, shutil.disk_usage(output).free
     text = (
-        f"a checkpoint takes {_gib(size)}; {missing} more and the exported model take {_gib(needed)}, "
-        f"{_gib(free)} are free in {output}"
+        f"a checkpoint takes {_size(size)}; {missing} more and the exported model take {_size(needed)}, "
+        f"{_size(free)} are free in {output}"
     )
     (report.facts if needed <= free else report.errors).append(text)
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:,.1f} GiB"
+def _size(size: int) -> str:
+    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / 2**20:,.1f} MiB"
 
 
 def _by_text(said: Iterable[tuple[str, str]]) -> list[str]:
