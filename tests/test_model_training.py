@@ -3,7 +3,10 @@ weights."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,11 +19,12 @@ from hypothesis import strategies as st
 from unify_agent.interleave.batch import PackRules, pack
 from unify_agent.interleave.segments import Document, Drawing, Picture, Text
 from unify_agent.interleave.visibility import Span, dense_mask
-from unify_agent.model.attention import DenseAttention, SegmentsAttention
+from unify_agent.model.attention import DenseAttention, SegmentsAttention, scaled_dot_product
 from unify_agent.model.bagel import Bagel
 from unify_agent.model.config import TINY
 from unify_agent.model.losses import weighted_cross_entropy
 from unify_agent.model.vae import FluxVae, encode_batch
+from unify_agent.model.varlen import Runs, VarlenAttention, flash_kernel, torch_kernel
 
 RULES = PackRules(bos=500, eos=501, start_of_image=502, end_of_image=503, latent_side=32, vit_side=20)
 
@@ -42,6 +46,18 @@ def packs(draw) -> list[Span]:
     return spans
 
 
+def sequences(q, k, v, runs: Runs):
+    """What a kernel of variable length computes: each sequence alone, a causal one aligned at the end."""
+    cuts = runs.query_ends.tolist(), runs.key_ends.tolist()
+    assert [cuts[0][-1], cuts[1][-1]] == [len(q), len(k)]
+    out = []
+    for (a, b), (c, d) in zip(pairwise(cuts[0]), pairwise(cuts[1]), strict=True):
+        assert b - a <= runs.most_queries and d - c <= runs.most_keys
+        mask = torch.ones(b - a, d - c, dtype=torch.bool)
+        out.append(scaled_dot_product(q[a:b], k[c:d], v[c:d], mask.tril(d - c - b + a) if runs.causal else mask))
+    return torch.cat(out)
+
+
 @settings(max_examples=40, deadline=None)
 @given(spans=packs(), chunk=st.sampled_from([1, 7, 16, 64]), heads=st.sampled_from([(4, 2), (3, 1), (2, 2)]))
 def test_attention_by_segments_equals_the_dense_oracle_forwards_and_backwards(spans, chunk, heads):
@@ -51,13 +67,35 @@ def test_attention_by_segments_equals_the_dense_oracle_forwards_and_backwards(sp
     values = [torch.randn(s, generator=draw, dtype=torch.float64) for s in shapes]
     gradient = torch.randn(shapes[0], generator=draw, dtype=torch.float64)
     results = []
-    for attend in (DenseAttention(dense_mask(spans, length)), SegmentsAttention(spans, length, chunk)):
+    by_chunks, by_sequences = SegmentsAttention(spans, length, chunk), VarlenAttention(spans, "cpu", sequences)
+    for attend in (DenseAttention(dense_mask(spans, length)), by_chunks, by_sequences):
         leaves = [v.clone().requires_grad_() for v in values]
         out = attend(0, *leaves)
         out.backward(gradient)
         results.append([out, *(leaf.grad for leaf in leaves)])
-    for theirs, ours in zip(*results, strict=True):
-        assert torch.allclose(theirs, ours, atol=1e-10)
+    for theirs, *ours in zip(*results, strict=True):
+        assert all(torch.allclose(theirs, each, atol=1e-10) for each in ours)
+
+
+def test_gpu_kernels_are_told_which_sequences_are_causal(monkeypatch):
+    """Neither runs here: stand-ins with their signatures compute the same from what they are told."""
+
+    def told(q, k, v, query_ends, key_ends, most_queries, most_keys, causal):
+        return sequences(q, k, v, Runs(causal, (), (), query_ends, key_ends, most_queries, most_keys))
+
+    def varlen_attn(*inputs, window_size, enable_gqa):
+        assert enable_gqa and window_size in ((-1, 0), (-1, -1))
+        return told(*inputs, causal=window_size == (-1, 0))
+
+    flash = ModuleType("flash_attn")
+    flash.flash_attn_varlen_func = told
+    monkeypatch.setitem(sys.modules, "flash_attn", flash)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    spans = [Span(0, 5, "causal"), Span(5, 9, "full"), Span(9, 12, "causal"), Span(12, 18, "noise", 0, ((2, 9),))]
+    q, k, v = torch.randn(18, 4, 8), torch.randn(18, 2, 8), torch.randn(18, 2, 8)
+    expected = DenseAttention(dense_mask(spans, 18))(0, q, k, v)
+    for kernel in (torch_kernel, flash_kernel):
+        torch.testing.assert_close(VarlenAttention(spans, "cpu", kernel)(0, q, k, v), expected)
 
 
 def test_a_chunk_meets_only_keys_that_it_may_see():
@@ -69,6 +107,13 @@ def test_a_chunk_meets_only_keys_that_it_may_see():
     attend = SegmentsAttention(spans, 1036, chunk=256)
     assert attend.chunks[-1].keys == ((10, 20), (40, 50), (1000, 1036))
     assert sum(c.pairs for c in attend.chunks) < 1000 * 1000 * 0.65
+
+
+def test_a_large_picture_is_cut_into_long_chunks_without_masks():
+    attend = SegmentsAttention([Span(0, 300, "causal"), Span(300, 2500, "full"), Span(2500, 2600, "causal")], 2600)
+    pictures = [n for n, chunk in enumerate(attend.chunks) if chunk.spans == (1,)]
+    assert max(attend.sizes[n] for n in pictures) == 1024 and all(attend.allowed(n).all() for n in pictures)
+    assert max(size for n, size in enumerate(attend.sizes) if n not in pictures) <= 256
 
 
 def test_spans_with_a_gap_are_refused():

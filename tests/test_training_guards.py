@@ -35,37 +35,47 @@ def fault_file(tmp_path, step: int) -> dict:
 def test_a_first_cross_entropy_near_guessing_stops_a_run_from_stored_weights(tmp_path):
     guess = math.log(1000)
     with pytest.raises(Fault, match=r"step 1: the first cross-entropy 6.8\d is near ln\(vocabulary\) = 6.91") as caught:
-        guards(tmp_path).check(1, 7.0, 1.0, 0.99 * guess, PACKS)
+        guards(tmp_path).check_loss(1, 7.0, 0.99 * guess, PACKS)
     assert caught.value.code == STOPPED and "\n" not in str(caught.value)
-    guards(tmp_path, first_ce=None).check(1, 7.0, 1.0, 0.99 * guess, PACKS)
-    guards(tmp_path).check(1, 7.0, 1.0, 0.8 * guess, PACKS)
-    guards(tmp_path).check(2, 7.0, 1.0, 0.99 * guess, PACKS)
-    guards(tmp_path).check(1, 7.0, 1.0, None, PACKS)
+    guards(tmp_path, first_ce=None).check_loss(1, 7.0, 0.99 * guess, PACKS)
+    guards(tmp_path).check_loss(1, 7.0, 0.8 * guess, PACKS)
+    guards(tmp_path).check_loss(2, 7.0, 0.99 * guess, PACKS)
+    guards(tmp_path).check_loss(1, 7.0, None, PACKS)
     scratch = guards(tmp_path)
     scratch.config.model.init = "random"
-    scratch.check(1, 7.0, 1.0, 0.99 * guess, PACKS)
+    scratch.check_loss(1, 7.0, 0.99 * guess, PACKS)
 
 
 def test_a_loss_far_above_the_usual_one_stops_the_run_and_names_the_pack(tmp_path):
     watched = guards(tmp_path, spike=3.0, spike_steps=10)
-    watched.check(1, 9.0, 1.0, None, PACKS)
-    watched.check(2, 1.0, 1.0, None, PACKS)
-    watched.check(3, 29.0, 1.0, None, PACKS)  # three times the median 5 and more, but the third step cannot yet tell
-    for step in range(4, 14):
-        watched.check(step, 1.0, 1.0, None, PACKS)
-    watched.check(14, 2.9, 1.0, None, PACKS)
+
+    def taken(step: int, loss: float) -> None:
+        watched.check_loss(step, loss, None, PACKS)
+        watched.check_norm(step, loss, 1.0, PACKS)
+
+    taken(1, 1.0)
+    taken(2, 29.0)  # one step cannot tell what is usual
+    for step in range(3, 14):
+        taken(step, 1.0)
+    taken(14, 2.9)
     with pytest.raises(Fault, match=r"3.1 is 3.1 times the median 1 of the last 10 steps.*pack at fault: bad:1, bad:2"):
-        watched.check(15, 3.1, 1.0, None, PACKS)
+        watched.check_loss(15, 3.1, None, PACKS)
     assert [each["at_fault"] for each in fault_file(tmp_path, 15)["packs"]] == [False, True]
-    guards(tmp_path, spike=None).check(15, 1e9, 1.0, None, PACKS)
+    guards(tmp_path, spike=None).check_loss(15, 1e9, None, PACKS)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan)])
 def test_what_is_not_finite_always_stops_the_run(tmp_path, loss, norm):
     packs = [replace(PACKS[0], mse=math.nan), PACKS[1]] if not math.isfinite(loss) else PACKS
     guilty = packs[0] if not math.isfinite(loss) else packs[1]
+    watched = guards(tmp_path, spike=None, first_ce=None)
+
+    def taken() -> None:
+        watched.check_loss(7, loss, None, packs)
+        watched.check_norm(7, loss, norm, packs)
+
     with pytest.raises(Fault, match=rf"not finite; no weight was changed; .*at fault: {guilty.ids[0]}"):
-        guards(tmp_path, spike=None, first_ce=None).check(7, loss, norm, None, packs)
+        taken()
     written = fault_file(tmp_path, 7)
     assert written["step"] == 7 and "not finite" in written["reason"]
     assert [each["ids"] for each in written["packs"] if each["at_fault"]] == [guilty.ids]

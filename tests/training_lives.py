@@ -79,12 +79,14 @@ class StalledSource(ToySource):
 
     def __init__(self, context: SourceContext, until: str) -> None:
         super().__init__(context)
-        self.until = until
+        self.until, self.waited = until, False
+
+    def slots(self, index: int) -> int:
+        return super().document(index, np.random.default_rng(0)).slots
 
     def document(self, index: int, rng: np.random.Generator) -> Document:
-        if os.environ["RANK"] == "1" and Path(self.until).exists():
-            Path(self.until).read_bytes()
-            Path(self.until).unlink()
+        if os.environ["RANK"] == "1" and not self.waited:
+            self.waited = bool(os.read(os.open(self.until, os.O_RDONLY), 9))
         return super().document(index, rng)
 
 

@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unify_agent.interleave.batch import PackedBatch, pixel_values
-from unify_agent.model.attention import Attend, SegmentsAttention
+from unify_agent.model.attention import Attend
 from unify_agent.model.config import BagelConfig, LlmConfig
 from unify_agent.model.decoder import Decoder
 from unify_agent.model.embeddings import PositionTable, TimestepEmbedder
 from unify_agent.model.losses import flow_matching, noised, timesteps, weighted_cross_entropy
+from unify_agent.model.varlen import segments
 from unify_agent.model.vit import Vit
 
 
@@ -114,7 +115,7 @@ class Bagel(nn.Module):
         place[torch.cat([und_at, batch.latent_at])] = torch.arange(batch.length, device=text.device)
         wide = torch.promote_types(text.dtype, vit.dtype)
         hidden = torch.cat([text.to(wide), vit.to(wide), gen.to(wide)])[place]
-        attend = attend or SegmentsAttention(batch.spans, batch.length)
+        attend = attend or segments(batch.spans, batch.length, hidden)
         hidden = self.language_model.model(hidden, und_at, batch.latent_at, batch.rope_ids, attend)
 
         head = self.language_model.lm_head

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CE_CHUNK = 2048
-"""Positions whose logits exist at one time."""
+CE_CHUNKS = (256, 2048)
+"""Least and most positions whose logits exist at one time; between them as many as the hidden size, so that the logits
+are no larger than the head's gradient, which there is in any case."""
 
 
 def timesteps(logits: Tensor, shift: float) -> Tensor:
@@ -39,15 +40,20 @@ class _WeightedCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + chunk)
             x = hidden[rows].to(dtype)
             logits = (x @ matrix.T).float()
-            peak = logits.logsumexp(-1, keepdim=True)
             label = labels[rows, None]
-            tokens[rows] = (peak - logits.gather(1, label))[:, 0]
+            own, most = logits.gather(1, label), logits.amax(-1, keepdim=True)
+            mass = logits.sub_(most).exp_()
+            total = mass.sum(-1, keepdim=True)
+            tokens[rows] = (total.log() + most - own)[:, 0]
             if wanted:
-                delta = logits.sub_(peak).exp_()
-                delta.scatter_add_(1, label, torch.full_like(label, -1, dtype=delta.dtype))
-                delta = delta.mul_(weights[rows, None]).to(dtype)
+                weight = weights[rows, None]
+                delta = mass.mul_(weight / total).scatter_add_(1, label, -weight).to(dtype)
                 grad_hidden[rows] = delta @ matrix
-                grad_head += delta.T @ x
+                if dtype == torch.float32:
+                    grad_head.addmm_(delta.T, x)
+                else:
+                    grad_head += delta.T @ x
+            del logits, mass  # before the next ones
         if wanted:
             ctx.save_for_backward(grad_hidden, grad_head.to(head.dtype))
         ctx.mark_non_differentiable(tokens)
@@ -60,13 +66,15 @@ class _WeightedCrossEntropy(torch.autograd.Function):
 
 
 def weighted_cross_entropy(
-    hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor, chunk: int = CE_CHUNK
+    hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """hidden [C, H], head [V, H], labels and weights [C] -> (sum of w_i * ce_i, ce [C] without gradient), both float32.
 
     The head's product runs in the autocast dtype if there is one, else in the head's; everything after it in float32.
     An empty C gives 0 with zero gradients.
     """
+    least, most = CE_CHUNKS
+    chunk = chunk or min(most, max(least, hidden.shape[1]))
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.dtype
     with torch.autocast(device, enabled=False):

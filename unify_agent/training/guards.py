@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import NoReturn
 
 from unify_agent import files
 from unify_agent.errors import STOPPED, UserError
@@ -53,17 +54,26 @@ class Guards:
         self.config, self.vocabulary, self.world = config, vocabulary, world
         self.losses: deque[float] = deque(maxlen=config.guards.spike_steps)
 
-    def check(self, step: int, loss: float, grad_norm: float, ce_mean: float | None, packs: Sequence[PackLoss]) -> None:
-        """`step` from 1; `loss`, `grad_norm` and `ce_mean` (plain mean, None without text) are those of all ranks,
-        `packs` this rank's. A collective when it stops the run.
+    def check_loss(self, step: int, loss: float, ce_mean: float | None, packs: Sequence[PackLoss]) -> None:
+        """`step` from 1; `loss` and `ce_mean` (plain mean, None without text) are those of all ranks, `packs` this
+        rank's. Called before the update; a collective when it stops the run.
 
         Raises:
             Fault: the step must not be taken; the message has the reason and the samples of the pack at fault.
         """
-        reason = self._reason(step, loss, grad_norm, ce_mean)
-        if reason is None:
-            self.losses.append(loss)
-            return
+        reason = self._reason(step, loss, ce_mean)
+        if reason is not None:
+            self._stop(step, reason, {"loss": loss, "ce_mean": ce_mean}, packs)
+
+    def check_norm(self, step: int, loss: float, grad_norm: float, packs: Sequence[PackLoss]) -> None:
+        """Called with what the update returned, which leaves the weights alone when it is not finite; as
+        `check_loss`."""
+        if not math.isfinite(grad_norm):
+            reason = f"the gradient's norm {grad_norm} is not finite"
+            self._stop(step, reason, {"loss": loss, "grad_norm": grad_norm}, packs)
+        self.losses.append(loss)
+
+    def _stop(self, step: int, reason: str, numbers: dict[str, float | None], packs: Sequence[PackLoss]) -> NoReturn:
         everyone = [(rank, pack) for rank, held in enumerate(self.world.gather(list(packs))) for pack in held]
         guilty = _at_fault([pack for _, pack in everyone])
         path = Path(self.config.output) / "faults" / f"step_{step:07d}.json"
@@ -72,8 +82,8 @@ class Guards:
                 {"rank": rank, "at_fault": pack in guilty, **{k: _number(v) for k, v in asdict(pack).items()}}
                 for rank, pack in everyone
             ]
-            numbers = {"loss": _number(loss), "grad_norm": _number(grad_norm), "ce_mean": _number(ce_mean)}
-            files.write_json(path, {"step": step, "reason": reason, **numbers, "packs": rows})
+            told = {key: _number(value) for key, value in numbers.items()}
+            files.write_json(path, {"step": step, "reason": reason, **told, "packs": rows})
         ids = [name for pack in guilty for name in pack.ids]
         more = f" and {len(ids) - IDS_SHOWN} more" if len(ids) > IDS_SHOWN else ""
         raise Fault(
@@ -81,10 +91,10 @@ class Guards:
             f"{', '.join(ids[:IDS_SHOWN])}{more} ({path}); data.leave_out skips samples"
         )
 
-    def _reason(self, step: int, loss: float, grad_norm: float, ce_mean: float | None) -> str | None:
+    def _reason(self, step: int, loss: float, ce_mean: float | None) -> str | None:
         guards = self.config.guards
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            return f"loss {loss} and gradient norm {grad_norm} are not finite"
+        if not math.isfinite(loss):
+            return f"the loss {loss} is not finite"
         if step == 1 and self.config.model.init == "pretrained" and ce_mean is not None and guards.first_ce is not None:
             guess = math.log(self.vocabulary)
             if ce_mean > guards.first_ce * guess:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,27 @@ from torch.distributed.fsdp import (
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from unify_agent.errors import UserError
+from unify_agent.model.bagel import Bagel
+from unify_agent.model.loading import Weights
+from unify_agent.training import parallel
 from unify_agent.training.config import ParallelConfig
 from unify_agent.training.parallel import World
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def parallelize(model: nn.Module, world: World, config: ParallelConfig) -> nn.Module:
+
+def place(model: Bagel, weights: Weights | None, world: World, config: ParallelConfig) -> Bagel:
+    """The model where it is trained, `parallelize`d. Stored weights are read after that (it then has no storage
+    before), so a rank never holds more than its shard of them."""
+    home = "cpu" if config.offload else world.device
+    if weights is None:
+        return parallelize(model.to(home), world, config)
+    model = parallelize(model, world, config).to_empty(device=home)
+    weights.fill(model, parallel.shard)
+    return model
+
+
+def parallelize(model: Model, world: World, config: ParallelConfig) -> Model:
     """What `config` says, applied to a model in place. Raises UserError when this machine cannot do it."""
     if config.checkpointing != "none":
         for block in blocks(model):

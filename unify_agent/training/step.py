@@ -21,19 +21,20 @@ from unify_agent.model.losses import timesteps
 from unify_agent.training import metrics, optimiser, parallel
 from unify_agent.training.config import Config
 from unify_agent.training.ema import Ema
+from unify_agent.training.engine import Engine
 from unify_agent.training.guards import Guards, PackLoss
-from unify_agent.training.parallel import World, full
+from unify_agent.training.parallel import World
 
 
 @dataclass
 class Stepper:
-    """Holds what a step changes: weights, optimiser and EMA.
+    """Holds what a step changes: weights, optimiser (in its engine) and EMA.
 
     `encode(batch)` -> clean latents [Q, 64] of a pack, from the frozen VAE. `phase` is told what comes next.
     """
 
     model: nn.Module
-    optimiser: torch.optim.Optimizer
+    engine: Engine
     ema: Ema
     encode: Callable[[PackedBatch], Tensor]
     config: Config
@@ -54,14 +55,10 @@ class Stepper:
         ce_total, mse_total = world.sum(
             [sum(float(b.ce_weights.double().sum()) for b in batches), sum(len(b.mse_at) for b in batches)]
         )
-        # Gradients start at zero, not at None: a parameter no pack of a step reaches is treated alike everywhere.
-        for p in self.model.parameters():
-            if p.requires_grad:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
-
+        self.engine.begin()
         sums = metrics.Sums(ROLES)
         losses: list[PackLoss] = []
-        for batch in batches:
+        for index, batch in enumerate(batches):
             self.phase("forward")
             batch = batch.to(world.device)
             with torch.no_grad():
@@ -72,7 +69,7 @@ class Stepper:
             ce = out.ce * (config.loss.ce_weight / ce_total if ce_total else 0.0)
             mse = out.mse * (config.loss.mse_weight / mse_total if mse_total else 0.0)
             self.phase("backward")
-            (ce + mse).backward()
+            self.engine.backward(ce + mse, last=index + 1 == len(batches))
             losses.append(PackLoss(batch.sample_ids, float(ce.detach()), float(mse.detach())))
             sums.add(ce=losses[-1].ce, mse=losses[-1].mse, tokens=_tokens(batch))
             sums.add(samples=len(batch.sample_ids), packs=1)
@@ -82,19 +79,16 @@ class Stepper:
             sums.add_mse(out.mse_tokens.detach(), t)
         sums.add(stop=stop, skipped=skipped)
 
-        self.phase("gradient norm")
-        norm = float(full(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)))
         self.phase("sums")
         total = sums.over_ranks(world)
         loss = total["ce"] + total["mse"]
         means = metrics.row(total, ROLES)
-        self.guards.check(number + 1, loss, norm, means.get("ce_mean"), losses)
-        self.phase("optimiser")
+        self.guards.check_loss(number + 1, loss, means.get("ce_mean"), losses)
+        self.phase("update")
         rate = optimiser.learning_rate(config.optim, number, config.steps)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        norm = self.engine.update(rate)
+        self.guards.check_norm(number + 1, loss, norm, losses)
         with parallel.one_thread(world.device):
-            self.optimiser.step()
             self.ema.step(number)
         return {
             "step": number + 1,

@@ -25,20 +25,20 @@ from unify_agent import files
 from unify_agent.datasets.loader import StepData
 from unify_agent.datasets.sources import count_reasons
 from unify_agent.errors import UserError
-from unify_agent.model.bagel import Bagel
 from unify_agent.training import checkpoint, generators, optimiser, parallel, summary
 from unify_agent.training.assembly import Assembly, assemble
 from unify_agent.training.checkpoint import Saver
 from unify_agent.training.compose import to_yaml
-from unify_agent.training.config import Config, ParallelConfig
+from unify_agent.training.config import Config
 from unify_agent.training.console import Console
 from unify_agent.training.ema import Ema
+from unify_agent.training.engine import TorchEngine
 from unify_agent.training.export import commit, export_run
 from unify_agent.training.guards import Fault, Guards
 from unify_agent.training.logs import RunLog
 from unify_agent.training.meter import Meter
 from unify_agent.training.parallel import World
-from unify_agent.training.parallelize import parallelize
+from unify_agent.training.parallelize import place
 from unify_agent.training.samples import Samples
 from unify_agent.training.step import Stepper
 from unify_agent.training.watchdog import Watchdog
@@ -63,14 +63,15 @@ class Trainer:
         self.folder = Path(config.output)
         self.checkpoints = self.folder / "checkpoints"
         self.parts = parts
-        self.model = _placed(parts, world, config.parallel)
+        self.model = place(parts.model, parts.weights, world, config.parallel)
         self.model.train()
         self.optimiser = optimiser.build(self.model, config.optim)
         self.ema = Ema(self.model, config.ema)
+        engine = TorchEngine(self.model, self.optimiser, config.optim)
         self.guards = Guards(config, parts.start.shape.llm.vocab_size, world)
         self.watchdog = Watchdog(self.folder, world, config.logging.stuck_after)
         self.stepper = Stepper(
-            self.model, self.optimiser, self.ema, parts.encode, config, world, self.guards, self.watchdog.enter
+            self.model, engine, self.ema, parts.encode, config, world, self.guards, self.watchdog.enter
         )
         self.saver = Saver(self.checkpoints, world, config.checkpoint.keep_last, config.checkpoint.asynchronous)
         self.samples = Samples(config, parts, self.model, self.ema, world)
@@ -220,16 +221,6 @@ class Trainer:
         self.world.barrier()
         console.say(f"done: {self.done} steps; {self.config.export.weights} weights in {final}")
         return 0
-
-
-def _placed(parts: Assembly, world: World, config: ParallelConfig) -> Bagel:
-    """The model, sharded. Stored weights are read after that, so a rank never holds more than its shard of them."""
-    home = "cpu" if config.offload else world.device
-    if parts.weights is None:
-        return parallelize(parts.model.to(home), world, config)
-    model = parallelize(parts.model, world, config).to_empty(device=home)
-    parts.weights.fill(model, parallel.shard)
-    return model
 
 
 @contextmanager

@@ -1,0 +1,145 @@
+"""Four processes, checkpointing and compilation change how a step is computed and nothing of what it computes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.parallel_tools import CASES, KINDS, distance, document, latents, outcome, packs, toy, train
+from tests.random_layouts import RULES
+from unify_agent.errors import UserError
+from unify_agent.interleave.batch import pack
+from unify_agent.training import parallel
+from unify_agent.training.config import ParallelConfig
+from unify_agent.training.parallelize import blocks, compilations, compile_block, parallelize
+
+ROOT = Path(__file__).resolve().parents[1]
+ALONE = parallel.World(0, 1, torch.device("cpu"), None)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """How far each case on four ranks is from one process that accumulates the same packs."""
+    folder = tmp_path_factory.mktemp("four")
+    for count in (4, 8):
+        torch.save(outcome(train(ALONE, ParallelConfig(packs_per_step=count), count)), folder / f"{count}.pt")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command += ["tests/parallel_tools.py", str(folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if "bf16" not in case])
+def test_four_ranks_with_unlike_packs_have_the_gradients_of_one_process(found, case):
+    """Of the four packs one has no picture, one no trained text; one process accumulates all of them."""
+    assert set(KINDS[:4]) == {"text", "drawing", "all", "understanding"}
+    for kind in ("gradient", "weight", "average"):
+        assert found[case][kind] <= 1e-5, kind
+
+
+@pytest.mark.slow
+def test_bfloat16_is_for_computing_and_nothing_else(found):
+    case = found["shards, bf16"]
+    assert case["float32"] and 1e-5 < case["gradient"] < 0.1
+
+
+@pytest.mark.slow
+def test_a_rank_holds_its_shard(found):
+    whole = sum(p.numel() for p in toy().parameters())
+    assert found["shards"]["held"] == pytest.approx(whole / 4, rel=0.02)
+    assert found["hybrid"]["held"] == pytest.approx(whole / 2, rel=0.02)
+
+
+def test_one_process_computes_in_bfloat16_as_many_do():
+    config = ParallelConfig(dtype="bf16", packs_per_step=4)
+    world = parallel.start(config)
+    try:
+        assert world.size == 1 and world.mesh is not None
+        ours = train(world, config, 4)
+        apart = distance(outcome(ours), outcome(train(ALONE, ParallelConfig(packs_per_step=4), 4)))
+        assert all(p.dtype == p.grad.dtype == torch.float32 for p in ours.engine.parameters)
+    finally:
+        parallel.stop(world)
+    assert 1e-5 < apart["gradient"] < 0.1 and apart["weight"] < 0.02
+
+
+class Kernels(TorchDispatchMode):
+    """Counts calls of attention and of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = self.products = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        name = str(op)
+        self.attention += "attention" in name and "backward" not in name
+        self.products += name.startswith(("aten.mm", "aten.addmm"))
+        return op(*args, **(kwargs or {}))
+
+
+def test_checkpointing_repeats_what_it_says_and_changes_no_gradient():
+    counted, results = {}, {}
+    for kind in ("none", "full", "selective"):
+        with Kernels() as counted[kind]:
+            results[kind] = outcome(train(ALONE, ParallelConfig(checkpointing=kind, packs_per_step=4), 4, steps=1))
+    plain, full, selective = (counted[kind] for kind in ("none", "full", "selective"))
+    assert full.attention == 2 * plain.attention and selective.attention == plain.attention
+    assert full.products == selective.products > plain.products
+    for kind in ("full", "selective"):
+        assert max(distance(results[kind], results["none"]).values()) == 0
+
+
+def test_twenty_mixed_packs_compile_each_kind_of_block_at_most_twice():
+    """Traced and differentiated as in training; a code generator would only make it slower here."""
+    torch._dynamo.reset()
+    plain, ours = toy(), toy()
+    ours = parallelize(ours, ALONE, ParallelConfig(checkpointing="selective"))
+    for block in blocks(ours):
+        compile_block(block, backend="aot_eager")
+    kinds = {type(block): block for block in blocks(ours)}
+    for number in range(20):
+        kind = KINDS[number % len(KINDS)]
+        batch = pack([document(kind, number, size=1 + number % 2)], RULES, seed=0)
+        for model in (plain, ours):
+            model.zero_grad()
+            sums = model(batch, latents(batch))
+            (sums.ce + sums.mse).backward()
+        for (name, a), b in zip(ours.named_parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, msg=name)
+    assert len(kinds) == 2
+    for block in kinds.values():
+        assert 1 <= compilations(block) <= 2
+
+
+def test_the_setting_compiles_every_block():
+    model = parallelize(toy(), ALONE, ParallelConfig(compile=True))
+    assert all("before" in vars(block) and "after" in vars(block) for block in blocks(model))
+
+
+def test_offload_without_a_gpu_is_refused():
+    config = ParallelConfig(offload=True)
+    world = parallel.start(config)
+    try:
+        with pytest.raises(UserError, match=r"parallel\.offload=true.*no GPU here"):
+            parallelize(nn.Linear(1, 1), world, config)
+    finally:
+        parallel.stop(world)
+
+
+def test_accumulation_normalises_over_the_whole_step():
+    """Packs of very different sizes: each on its own would weigh the tokens of short ones more."""
+    together = outcome(train(ALONE, ParallelConfig(packs_per_step=4), 4, steps=1))
+    stepper = train(ALONE, ParallelConfig(packs_per_step=1), 0, steps=0)
+    joined = pack([document(kind, number) for number, kind in enumerate(KINDS[:4])], RULES, seed=0)
+    stepper.step(0, [joined])
+    assert len({len(each.ce_at) for each in packs(4)}) > 1
+    assert max(distance(outcome(stepper), together).values()) <= 1e-5
