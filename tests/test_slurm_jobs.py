@@ -101,14 +101,14 @@ def test_the_snapshot_has_changed_and_new_code_and_nothing_that_was_deleted(tmp_
     home = checkout(tmp_path / "checkout")
     (home / "configs/config.yaml").write_text("changed")
     (home / "recipes/recipe/mine.yaml").write_text("new")
-    (home / "recipes/recipe/sft_1gpu.yaml").unlink()
+    (home / "recipes/recipe/openmoji_vae.yaml").unlink()
     (home / "weights.safetensors").write_text("not code")
     made = job(home, "sft_8gpu.sbatch")
     assert made.wait() == 0, made.text
     code = home / f"outputs/sft_8gpu-{made.number}/code"
     assert (code / "configs/config.yaml").read_text() == "changed"
     assert (code / "recipes/recipe/mine.yaml").read_text() == "new"
-    assert not (code / "recipes/recipe/sft_1gpu.yaml").exists() and not (code / "weights.safetensors").exists()
+    assert not (code / "recipes/recipe/openmoji_vae.yaml").exists() and not (code / "weights.safetensors").exists()
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=home, capture_output=True, text=True, check=True).stdout
     assert (code / "COMMIT").read_text() == f"{head[:12]}+changes\n"
 
