@@ -116,7 +116,7 @@ finish() {
     say "requeued"
     status=0
   else
-    say "scontrol could not requeue this job; submit it again with what was said above as its folder"
+    say "scontrol could not requeue this job; submit it again and name $2 as its folder"
   fi
   exit "$status"
 }
