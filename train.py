@@ -23,6 +23,7 @@ def usage() -> str:
         "  python train.py +recipe=NAME --cfg job    print the composed configuration and stop\n"
         "  python train.py +recipe=NAME plan=true    print what the run would need and stop; plan=json for programs\n"
         "  torchrun --nproc-per-node N train.py +recipe=NAME    the same run on N processes\n"
+        "  ... preflight=true    check machines, files and network for that run and stop\n"
         "  an interrupted run continues with the same command"
     )
 
@@ -48,6 +49,10 @@ def main() -> int:
         from unify_agent.training.planning.command import show as show_plan
 
         return show_plan(config)
+    if config.preflight:
+        from unify_agent.training.preflight import preflight
+
+        return preflight(config)
     if config.task == "vae":
         from unify_agent.training.vae_task import fit_vae
 

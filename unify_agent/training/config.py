@@ -283,6 +283,8 @@ class Config:
     plan: str = "false"
     """`true` prints the size of what would be trained and stops, `json` prints it as one object; needs neither weights
     nor data."""
+    preflight: bool = False
+    """Check machines, files and the network for this run, and stop (docs/cluster.md)."""
     seed: int = 0
     steps: int = 10000
     layout: str = "paper"

@@ -89,8 +89,11 @@ def architecture_hash(config: BagelConfig) -> str:
 
 @cache
 def commit() -> str | None:
-    """The checkout's commit, with `+changes` when files differ from it; None outside a checkout."""
+    """The checkout's commit, with `+changes` when files differ from it; None outside a checkout. A snapshot of the
+    code (slurm/common.sh) has it in a file."""
     root = Path(__file__).resolve().parents[2]
+    if (root / "COMMIT").is_file():
+        return (root / "COMMIT").read_text(encoding="utf-8").strip()
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]

@@ -80,6 +80,23 @@ def mesh_shape(config: ParallelConfig, size: int) -> tuple[int, int]:
     return replicate, shard
 
 
+def mesh_of(config: ParallelConfig, size: int) -> tuple[int, int]:
+    """`mesh_shape`, if the packs of a step can be dealt to so many ranks; raises UserError if they cannot."""
+    shape = mesh_shape(config, size)
+    if config.packs_per_step % size:
+        raise UserError(
+            f"parallel.packs_per_step={config.packs_per_step} is no multiple of {size} ranks: "
+            f"every rank takes the same number of packs in a step (a run may continue with another number of them)"
+        )
+    return shape
+
+
+def own_device() -> torch.device:
+    """This rank's GPU, or the CPU."""
+    cuda = torch.cuda.is_available()
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+
+
 def set_threads(threads: int | None) -> None:
     """Torch's CPU threads: as asked, else OMP_NUM_THREADS, else the cores shared among this machine's ranks."""
     if threads is None and "OMP_NUM_THREADS" in os.environ:
@@ -129,18 +146,12 @@ def start(config: ParallelConfig) -> World:
     """
     set_threads(config.threads)
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = own_device()
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        device = torch.device("cpu")
         keep_memory()
-    shape = mesh_shape(config, size)
-    if config.packs_per_step % size:
-        raise UserError(
-            f"parallel.packs_per_step={config.packs_per_step} is no multiple of {size} ranks: "
-            f"every rank takes the same number of packs in a step (a run may continue with another number of them)"
-        )
+    shape = mesh_of(config, size)
     if size == 1 and config.strategy == "fsdp" and config.dtype == "fp32" and not config.offload:
         return World(0, 1, device, None)
     join = not dist.is_initialized()

@@ -1,0 +1,176 @@
+"""Whether machines and files are fit for a run: each rank's note, and what rank 0 makes of them all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from unify_agent.errors import UserError
+from unify_agent.model.loading import DTYPES
+from unify_agent.training import checkpoint, parallel
+from unify_agent.training.assembly import Assembly, assemble
+from unify_agent.training.config import Config
+from unify_agent.training.parallel import World
+from unify_agent.training.planning.parameters import held, parameters_of
+
+GIB = 2**30
+FREE = 0.9
+"""Share of a card's memory that should be free before a run."""
+NAMED = 4
+"""More machines than this are counted, not named."""
+SLOW = {
+    ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): "every collective is first compared over all ranks",
+    ("NCCL_IB_DISABLE", "1"): "traffic between nodes goes over TCP instead of InfiniBand or RoCE",
+    ("NCCL_NET", "SOCKET"): "traffic between nodes goes over TCP instead of InfiniBand or RoCE",
+    ("NCCL_P2P_DISABLE", "1"): "cards of a node talk through host memory instead of NVLink",
+    ("CUDA_LAUNCH_BLOCKING", "1"): "the host waits for every kernel",
+}
+"""Settings of the environment that are for finding faults, and what they cost."""
+
+
+@dataclass
+class Note:
+    """What one rank found. `card`: its GPU's name, "" without one.
+
+    `leads`: it is the first of its node, so it also looked for the run's paths (`seen`) and for the file that rank 0
+    had written to the run folder (`shares`).
+    """
+
+    rank: int
+    host: str
+    leads: bool
+    card: str = ""
+    seen: list[str] = field(default_factory=list)
+    shares: bool = False
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """What there is to say, in order."""
+
+    facts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def say(self) -> None:
+        for fact in self.facts:
+            print(f"preflight: {fact}", flush=True)
+        for kind, texts in (("warning", self.warnings), ("error", self.errors)):
+            for text in texts:
+                print(f"{kind}: {text}", file=sys.stderr, flush=True)
+
+
+def look(config: Config, rank: int, token: Path, environment: Mapping[str, str] = os.environ) -> Note:
+    """What this rank sees of its machine. `token`: the file of rank 0 in the run folder."""
+    local, ranks = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    note = Note(rank, socket.gethostname(), leads=local == 0)
+    cards = torch.cuda.device_count()
+    if local < cards:
+        note.card = torch.cuda.get_device_name(local)
+        free, total = torch.cuda.mem_get_info(local)
+        if free < FREE * total:
+            note.warnings.append(f"only {free / GIB:.1f} of {total / GIB:.1f} GiB of GPU {local} are free")
+    if note.leads:
+        if 0 < cards < ranks:
+            note.errors.append(f"{ranks} ranks, but only {cards} GPUs are visible")
+        note.seen = [path for path in _paths(config) if Path(path).exists()]
+        note.shares = token.exists()
+        for (name, value), cost in SLOW.items():
+            if environment.get(name, "").upper() == value:
+                note.warnings.append(f"{name}={environment[name]}: {cost}")
+    return note
+
+
+def _paths(config: Config) -> list[str]:
+    model = config.model
+    named = [model.path, model.vae, model.tokenizer, *(source.path for source in config.data.sources)]
+    return [path for path in named if path is not None]
+
+
+def judged(config: Config, notes: Sequence[Note]) -> Report:
+    """Rank 0's report on all ranks' notes, and on the run itself."""
+    report = Report()
+    cards: dict[str, list[str]] = {}
+    for note in notes:
+        cards.setdefault(note.card or "no GPU", []).append(note.host)
+    report.facts.append(f"{len(notes)} ranks on {_some(note.host for note in notes)}; {', '.join(cards)}")
+    if len(cards) > 1:
+        (report.errors if "no GPU" in cards else report.warnings).append(
+            "not all ranks have the same card: "
+            + "; ".join(f"{card} on {_some(hosts)}" for card, hosts in cards.items())
+        )
+    report.errors += _by_text((text, note.host) for note in notes for text in note.errors)
+    report.warnings += _by_text((text, note.host) for note in notes for text in note.warnings)
+    leaders = [note for note in notes if note.leads]
+    report.errors += _by_text(
+        (f"{path} is not there, but on {notes[0].host} it is; all nodes must see it", note.host)
+        for note in leaders
+        for path in notes[0].seen
+        if path not in note.seen
+    )
+    report.errors += _by_text(
+        (f"output={config.output} is another folder than on {notes[0].host}; all nodes must share it", note.host)
+        for note in leaders
+        if not note.shares
+    )
+    try:
+        _run(config, len(notes), report)
+    except UserError as error:
+        report.errors.append(str(error))
+    return report
+
+
+def _run(config: Config, size: int, report: Report) -> None:
+    """What rank 0 can tell of the run by itself. Raises UserError for what the run would refuse."""
+    replicate, shard = parallel.mesh_of(config.parallel, size)
+    packs = config.parallel.packs_per_step
+    report.facts.append(f"{replicate} replicas x {shard} shards; {packs // size} packs a step on each rank")
+    parts = assemble(config, World(0, size, parallel.own_device(), None))
+    report.facts.append(f"from {parts.origin}; {parts.data_line}")
+    filled = sum(1 for pack in parts.loader.plan(0).packs if pack)
+    if filled < packs:
+        report.warnings.append(f"an epoch fills {filled} packs, a step takes {packs}: the others stay empty")
+    _disk(config, parts, report)
+
+
+def _disk(config: Config, parts: Assembly, report: Report) -> None:
+    """Whether all checkpoints that will exist at a time, and the exported model, have room."""
+    parameters = parameters_of(parts.model)
+    whole = held(parameters, shards=1)
+    size = whole.weights + whole.optimiser + whole.ema
+    output = Path(config.output)
+    there = len(checkpoint.complete(output / "checkpoints"))
+    missing = max(0, config.checkpoint.keep_last + 1 - there)
+    model = sum(each.numel for each in parameters) * DTYPES[config.export.dtype].itemsize
+    needed, free = missing * size + model, shutil.disk_usage(output).free
+    text = (
+        f"a checkpoint takes {_size(size)}; {missing} more and the exported model take {_size(needed)}, "
+        f"{_size(free)} are free in {output}"
+    )
+    (report.facts if needed <= free else report.errors).append(text)
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / 2**20:,.1f} MiB"
+
+
+def _by_text(said: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each text with the hosts that it is true of."""
+    hosts: dict[str, list[str]] = {}
+    for text, host in said:
+        hosts.setdefault(text, []).append(host)
+    return [f"{_some(where)}: {text}" for text, where in hosts.items()]
+
+
+def _some(hosts: Iterable[str]) -> str:
+    unique = list(dict.fromkeys(hosts))
+    return ", ".join(unique) if len(unique) <= NAMED else f"{unique[0]} ... {unique[-1]} ({len(unique)} nodes)"
