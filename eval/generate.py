@@ -24,7 +24,8 @@ from eval.pictures import STAMP, check_stamp, read_trajectory, stamp_of
 from eval.results import INCOMPLETE
 from eval.run import pinned
 from eval.studies import NAMES, NoSearch, Study
-from infer import language_of, size_of
+from unify_agent.agent.options import size_of
+from unify_agent.agent.wording import language_of
 from unify_agent.errors import UserError
 from unify_agent.files import write_bytes, write_json, write_text
 from unify_agent.search.registry import open_backend
@@ -85,7 +86,7 @@ def draw(loop: Loop, bench: Benchmark, items: Sequence[Item], study: Study, out:
             part, episodes = [], []
             for item in waiting[start : start + batch]:
                 try:
-                    episodes.append(study.episode(item, language_of(item.prompt), seed, loop.search))
+                    episodes.append(study.episode(item, language_of(item.prompt), seed, loop.tools.search))
                     part.append(item)
                 except UserError as error:  # nothing to inject; the others have theirs
                     failed.append(str(error))

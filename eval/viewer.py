@@ -20,8 +20,6 @@ from urllib.parse import quote
 
 from eval import charts
 from eval.benchmarks.base import Benchmark, Item
-from eval.openmoji.page import escape, page, tag
-from eval.openmoji.page import table as html_table
 from eval.pictures import Found, read_trajectory
 from eval.results import cells, summary
 from eval.run import Run
@@ -32,6 +30,8 @@ from unify_agent.interleave.segments import Unusable
 from unify_agent.interleave.transforms import open_picture
 from unify_agent.judging import PicturePolicy
 from unify_agent.judging.transport import whole
+from unify_agent.page import escape, page, tag
+from unify_agent.page import table as html_table
 
 THUMB = PicturePolicy(longest=320, format="jpeg", quality=85)
 CHUNK = 100

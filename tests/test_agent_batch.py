@@ -77,7 +77,7 @@ def test_a_record_says_how_it_was_made(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "same"),
     [({}, True), ({"model": "elsewhere"}, True), ({"spread": True}, True), ({"seed": 1}, False),
-     ({"sampler": {"steps": 9}}, False), ({"judge": "self"}, False), ({"redraw": 2}, False),
+     ({"sampler": {"steps": 9}}, False), ({"judge": "self"}, False), ({"redraw": 1}, False),
      ({"endpoint": Service("localhost", "m")}, False), ({"tools": False}, False)],
 )  # fmt: skip
 def test_what_changes_a_result_changes_the_key(changes, same):

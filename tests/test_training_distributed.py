@@ -40,7 +40,7 @@ def runs(tmp_path_factory):
 
     fit(compose(settings("one")))
     uneven(compose(settings("uneven_one")))
-    tuned = ("model.init=pretrained", f"model.path={folder / 'one' / 'final'}")
+    tuned = ("model.init=pretrained", f"model.path={folder / 'one' / 'final'}", "guards.first_ce=null")
     uneven(compose(settings("tuned_one", *tuned)))
     torchrun(
         [

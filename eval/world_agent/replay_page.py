@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from eval.openmoji.page import escape, page, tag
 from eval.world_agent.maintain import case_of, replay_run
 from eval.world_agent.runs import read_run
 from unify_agent.errors import UserError
 from unify_agent.files import read_json, write_text
+from unify_agent.page import escape, page, tag
 
 PARTS = Path(__file__).parent / "page"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from eval.charts import lines, radar
-from eval.openmoji.page import escape, page, table, tag
 from eval.world_agent.contracts import COMPONENT_NAMES, COMPONENTS
 from eval.world_agent.deduce.readouts import READOUTS
 from eval.world_agent.figures import Score, deduce_figures, maintain_figures
 from unify_agent.errors import UserError
 from unify_agent.files import read_json, write_json, write_text
+from unify_agent.page import escape, page, table, tag
 
 
 def read_scores(paths: Iterable[Path]) -> list[Score]:

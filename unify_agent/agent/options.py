@@ -9,7 +9,7 @@ from pathlib import Path
 from unify_agent.agent.crew import JUDGES, POLICIES, Service, Setup
 
 RENORMS = ("global", "channel", "text_channel")
-GUIDANCE = ("none", "agent", "bagel", "interleave")
+GUIDANCE = ("none", "agent", "bagel", "interleave", "references")
 """Names in `generation.sampler.GUIDANCE`, which would bring torch with it."""
 
 
