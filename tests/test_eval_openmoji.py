@@ -181,13 +181,13 @@ def steps(*calls, mended=()):
 def test_calls_count_only_when_whole_and_of_the_tool_that_is_due(world):
     task = unseen_tasks([world.by_id["F000"]], 0)[0]
     good = steps(("text_search", task.asked), ("search_image", task.name))
-    assert score_calls(task, good) == ((True, True), (True, True))
-    assert score_calls(task, steps(("search_image", task.name))) == ((False,), (True,))
-    assert score_calls(task, steps(("text_search", task.asked + "x"))) == ((True,), (False,))
+    assert score_calls(task, good) == ((True, True),) * 3
+    assert score_calls(task, steps(("search_image", task.name))) == ((False,), (True,), (False,))
+    assert score_calls(task, steps(("text_search", task.asked + "x"))) == ((True,), (False,), (True,))
     assert score_calls(task, steps(("text_search", task.asked), mended=("trailing comma",)))[0] == (False,)
-    assert score_calls(task, steps((None, ""))) == ((False,), ())
+    assert score_calls(task, steps((None, ""))) == ((False,), (), (False,))
     again = replace(good, steps=(replace(good.steps[0], discarded=("so so so",)), *good.steps[1:]))
-    assert score_calls(task, again) == ((False, True, True), (True, True))
+    assert score_calls(task, again) == ((True, True), (True, True), (False, True, True))
     assert expected_tool(good, 2) == "search_image"
 
 

@@ -98,6 +98,7 @@ def summarise(
 
 WORDS = {
     "tool_calls_valid": "tool calls that parse and name the right tool",
+    "replies_valid": "the same of all replies, those that were drawn again included",
     "query_exact": "queries that carry the name exactly",
     "references_right": "references show the thing",
     "recaption_complete": "recaption complete, naming the references there are",

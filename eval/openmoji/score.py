@@ -27,7 +27,8 @@ PICTURE_FIGURES = {
 
 @dataclass(frozen=True)
 class Scored:
-    """One item. `calls` and `queries` have an outcome for every turn that should have held a call.
+    """One item. `calls` and `queries` have an outcome for every turn that should have held a call, `replies` for
+    every reply in such a turn, those included that were discarded and drawn again.
 
     recaption_complete: a whole recaption that names exactly the references there are, and every attribute.
     recaption_true: besides, the thing's name and the scene are those that were asked for.
@@ -37,6 +38,7 @@ class Scored:
     task: Task
     calls: tuple[bool, ...]
     queries: tuple[bool, ...]
+    replies: tuple[bool, ...]
     searched: bool
     recaption_complete: bool
     recaption_true: bool
@@ -55,25 +57,26 @@ def carries(query: str, name: str, language: str) -> bool:
     return contains_name(query, name, "en") if language == "en" else name in query
 
 
-def score_calls(task: Task, item: Item) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Per turn that is not a recaption: is it one well-formed call of the right tool; per call: the exact name.
+def score_calls(task: Task, item: Item) -> tuple[tuple[bool, ...], tuple[bool, ...], tuple[bool, ...]]:
+    """Per turn that is not a recaption: is it one well-formed call of the right tool; per call: the exact name; per
+    reply, those included that were discarded and drawn again: is it such a call.
 
-    A reply that had to be mended does not count as well-formed, nor does one that was discarded and drawn again. A text
-    query must hold the alias, an image query the proper name.
+    A reply that had to be mended does not count as well-formed. A text query must hold the alias, an image query the
+    proper name.
     """
-    valid, exact = [], []
+    valid, exact, replies = [], [], []
     last = len(item.steps) - 1
     for turn, step in enumerate(item.steps):
         if turn == last and step.observation is None:
             continue
-        valid += [False] * len(step.discarded)
         names = [call["name"] for call in step.calls]
         malformed = bool(step.mended) or (step.error is not None and not names)
         valid.append(names == [expected_tool(item, turn)] and not malformed)
+        replies += [False] * len(step.discarded) + valid[-1:]
         for call in step.calls:
             wanted = task.asked if call["name"] == "text_search" else task.name
             exact.append(carries(str(call["arguments"]["q"]), wanted, task.language))
-    return tuple(valid), tuple(exact)
+    return tuple(valid), tuple(exact), tuple(replies)
 
 
 def score_item(
@@ -88,7 +91,7 @@ def score_item(
 
     Without a gallery the picture is not scored. `entity_of` tells what the candidate with an id really shows.
     """
-    calls, queries = score_calls(task, item)
+    calls, queries, replies = score_calls(task, item)
     said = parse_recaption(item.recaption) if item.recaption else None
     complete = said is not None and said.complete(len(item.references))
     true = complete and said.scene == task.scene and (said.name or "").casefold() == task.name.casefold()
@@ -97,6 +100,7 @@ def score_item(
         task=task,
         calls=calls,
         queries=queries,
+        replies=replies,
         searched=any(step.calls for step in item.steps),
         recaption_complete=complete,
         recaption_true=true,
@@ -133,6 +137,7 @@ def figures(scored: Sequence[Scored]) -> dict[str, Figure]:
 
     result = {
         "tool_calls_valid": of(lambda s: s.calls),
+        "replies_valid": of(lambda s: s.replies),
         "query_exact": of(lambda s: s.queries),
         "searched": of(lambda s: [s.searched]),
         "references_right": of(lambda s: [s.references_right]),
