@@ -59,8 +59,8 @@ def test_the_export_holds_the_averages_of_what_was_trained(runs, stage):
         torch.testing.assert_close(ours[name], value, rtol=1e-2, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_another_number_of_ranks_is_refused(runs, stage):
+def test_another_number_of_ranks_is_refused(runs):
+    """Of one stage only: DeepSpeed keeps a process group that the next run in this process would not have."""
     folder, base = runs
     with pytest.raises(UserError, match="written by 2 ranks; DeepSpeed continues with as many"):
-        fit(compose([*base, f"output={folder / f'zero{stage}'}", "steps=6", f"parallel=deepspeed_zero{stage}"]))
+        fit(compose([*base, f"output={folder / 'zero2'}", "steps=6", "parallel=deepspeed_zero2"]))

@@ -215,7 +215,7 @@ class Trainer:
         self.done = self.saved = found.step
 
     def _opening(self) -> str:
-        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        trained = sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters() if p.requires_grad)
         state = f"continuing after step {self.done}" if self.done else f"starting from {self.parts.origin}"
         mesh = "one process"
         if self.world.mesh is not None:

@@ -25,12 +25,15 @@ class ZeroEngine:
     def __init__(self, model: nn.Module, config: Config, world: World) -> None:
         """Raises UserError when DeepSpeed is not installed."""
         os.environ.setdefault("DS_ACCELERATOR", world.device.type)
+        os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed wants it of a single process too
         try:
             import deepspeed
         except ImportError:
             raise UserError(
                 f"parallel.strategy={config.parallel.strategy} needs the extra: pip install 'unify-agent[deepspeed]'"
             ) from None
+        # gloo as it is: DeepSpeed's kernel for CPUs would be compiled at the start, by all ranks at once
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         optim, parallel = config.optim, config.parallel
         self.stage, self.world, self.module = int(parallel.strategy[-1]), world, model
         trained = [p for p in model.parameters() if p.requires_grad]
