@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypedDict
@@ -293,7 +293,7 @@ class Loader:
             changes.append((done, packs))
         self.schedule = Schedule(self.mixture, self.limits, self.seed, changes)
 
-    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[StepData]:
+    def steps(self, start: int = 0, stop: int | None = None) -> Generator[StepData, None, None]:
         """This rank's data of the training steps `start` to `stop` (endless without it).
 
         `start` lies at or after the last change of packs per step. Closing the iterator stops the workers.

@@ -49,8 +49,8 @@ class Samples:
         self.config, self.options = config, config.logging.samples
         self.parts, self.model, self.ema, self.world = parts, model, ema, world
         self.folder = Path(config.output) / "samples"
-        side = parts.pixels.vae.max_size
-        self.size = (side, side) if self.options.size is None else tuple(self.options.size)
+        side = config.data.vae_transform.max
+        self.size: tuple[int, int] = self.options.size or (side, side)
         self.prompts: list[str] = []
         if self.options.every is not None:
             self.prompts = read_prompts(self.options)
