@@ -216,6 +216,7 @@ def test_a_tokenizer_that_needs_more_rows_grows_the_table_and_the_export_says_so
     trainer = Trainer(config, world, assemble(config, world))
     assert "grown from 264 to 320 rows" in trainer.parts.origin
     trainer._save()
+    trainer.saver.wait()
     out = export_run(tmp_path / "run", tmp_path / "out", config, trainer.parts.start)
     assert json.loads((out / "llm_config.json").read_text())["vocab_size"] == 320
     table = load_model(out).get_parameter("language_model.lm_head.weight")
