@@ -31,7 +31,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,9 @@ from unify_agent.model.initialise import initialise
 from unify_agent.training import optimiser, parallel
 from unify_agent.training.assembly import assemble
 from unify_agent.training.compose import load_config
-from unify_agent.training.config import Config, GuardsConfig, ParallelConfig
+from unify_agent.training.config import Config, ParallelConfig
 from unify_agent.training.ema import Ema
 from unify_agent.training.engine import TorchEngine
-from unify_agent.training.guards import Guards
 from unify_agent.training.parallelize import blocks, compilations, parallelize, place
 from unify_agent.training.step import Stepper
 
@@ -127,10 +125,7 @@ def stepper_of(model: nn.Module, encode: Any, config: Config, world: parallel.Wo
     clock = Clock(world.device)
     engine = TimedEngine(model, optimiser.build(model, config.optim), config.optim)
     engine.clock = clock
-    untaught = replace(config, guards=GuardsConfig(first_ce=None))  # these samples teach nothing
-    guards = Guards(untaught, model.config.llm.vocab_size, world)
-    vae = clock_calls(clock, "vae", encode)
-    stepper = Stepper(model, engine, Ema(model, config.ema), vae, config, world, guards, lambda phase: None)
+    stepper = Stepper(model, engine, Ema(model, config.ema), clock_calls(clock, "vae", encode), config, world)
     stepper.model = clock_calls(clock, "forward", model)
     return stepper, clock
 

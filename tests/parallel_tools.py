@@ -20,10 +20,9 @@ from unify_agent.interleave.segments import Document, Drawing, Picture, Segment,
 from unify_agent.model.bagel import Bagel
 from unify_agent.model.initialise import initialise
 from unify_agent.training import optimiser, parallel
-from unify_agent.training.config import Config, EmaConfig, GuardsConfig, OptimConfig, ParallelConfig
+from unify_agent.training.config import Config, EmaConfig, OptimConfig, ParallelConfig
 from unify_agent.training.ema import Ema
 from unify_agent.training.engine import TorchEngine
-from unify_agent.training.guards import Guards
 from unify_agent.training.parallelize import parallelize
 from unify_agent.training.step import Stepper
 
@@ -73,13 +72,10 @@ def latents(batch: PackedBatch) -> Tensor:
 
 def train(world: parallel.World, config: ParallelConfig, count: int, steps: int = 2) -> Stepper:
     """`steps` steps on `count` packs that are dealt to the ranks."""
-    calm = OptimConfig(lr=1e-3, eps=1e-4, warmup_steps=0, clip=1e9)
-    whole = Config(parallel=config, optim=calm, guards=GuardsConfig(first_ce=None))
+    whole = Config(parallel=config, optim=OptimConfig(lr=1e-3, eps=1e-4, warmup_steps=0, clip=1e9))
     model = parallelize(toy(), world, config)
     engine = TorchEngine(model, optimiser.build(model, whole.optim), whole.optim)
-    guards = Guards(whole, TOY.llm.vocab_size, world)
-    average = Ema(model, EmaConfig(decay=0.5))
-    stepper = Stepper(model, engine, average, latents, whole, world, guards, lambda phase: None)
+    stepper = Stepper(model, engine, Ema(model, EmaConfig(decay=0.5)), latents, whole, world)
     for number in range(steps):
         stepper.step(number, packs(count)[world.rank :: world.size])
     return stepper
