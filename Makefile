@@ -66,5 +66,5 @@ $(stamp)-openmoji: $(stamp)-torch $(sources)
 
 $(stamp)-dev: $(stamp)-torch $(sources)
 	@echo "installing unify-agent with its test tools"
-	@$(pip) install -c constraints.txt -e '.[openmoji,tensorboard,wandb,dev]'
+	@$(pip) install -c constraints.txt -e '.[openmoji,tensorboard,wandb,lora,dev]'
 	@touch $@

@@ -44,10 +44,10 @@ def nearest(plan: Plan) -> str | None:
             check(config)
             mesh = mesh_of(config)
             work = plan.work if config.data == plan.config.data else workload(config, plan.shape, plan.world)
+            if _computed(config) != _computed(before):
+                readings = read(config, plan.shape, work, plan.readings.encoding if work is plan.work else None)
         except UserError:
-            continue  # not every change goes with every configuration
-        if _computed(config) != _computed(before):
-            readings = read(config, plan.shape, work, plan.readings.encoding if work is plan.work else None)
+            continue  # not every change goes with every configuration, nor with every installation
         before = config
         if planned(config, plan.shape, plan.card, mesh, work, readings).fits:
             return " ".join(f"{key}={_text(value)}" for key, value in changes.items())
