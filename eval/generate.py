@@ -23,11 +23,12 @@ from eval.benchmarks.base import Benchmark, Item
 from eval.pictures import STAMP, check_stamp, read_trajectory, stamp_of
 from eval.results import INCOMPLETE
 from eval.run import pinned
-from eval.studies import NAMES, NoSearch, Study
+from eval.studies import NAMES, Study
 from unify_agent.agent.options import size_of
 from unify_agent.agent.wording import language_of
 from unify_agent.errors import UserError
 from unify_agent.files import write_bytes, write_json, write_text
+from unify_agent.search.base import NoSearch
 from unify_agent.search.registry import open_backend
 
 if TYPE_CHECKING:

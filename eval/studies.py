@@ -23,7 +23,7 @@ from unify_agent.agent.episode import AgentOptions, Episode
 from unify_agent.agent.judge import Judged, Verdict
 from unify_agent.errors import UserError, nearest
 from unify_agent.interleave.segments import Unusable
-from unify_agent.search.base import ImageHit, SearchBackend, TextHit
+from unify_agent.search.base import ImageHit, SearchBackend
 
 TEXTS = 3
 """Results of a text search whose text is appended."""
@@ -39,20 +39,6 @@ AGENTS: dict[str, AgentOptions] = {
     if variant.group in ("agent", "ablation") and not variant.base
 }
 NAMES = (*AGENTS, *INJECTIONS)
-
-
-class NoSearch:
-    """Finds nothing: for variants that do not look anything up."""
-
-    name = "none"
-
-    def text_search(self, q: str, hl: str | None = None, top_k: int = 5) -> list[TextHit]:
-        return []
-
-    def search_image(
-        self, q: str, location: str | None = None, hl: str | None = None, num: int = 8
-    ) -> list[ImageHit]:
-        return []
 
 
 @dataclass(frozen=True)

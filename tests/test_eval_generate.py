@@ -11,11 +11,11 @@ from eval import generate as command
 from eval.benchmarks import benchmark
 from eval.benchmarks.base import Item
 from eval.pictures import survey
-from eval.studies import AGENTS, INJECTIONS, NoSearch, Study
+from eval.studies import AGENTS, INJECTIONS, Study
 from unify_agent.agent.record import png_metadata
 from unify_agent.agent.unified import UnifiedPolicy
 from unify_agent.errors import UserError
-from unify_agent.search.base import TextHit
+from unify_agent.search.base import NoSearch, TextHit
 
 place, spoken = test_infer_command.place, test_infer_command.spoken  # a tiny model with an index; what it says
 

@@ -145,14 +145,14 @@ def test_a_kill_leaves_whole_answers_only_and_the_same_command_goes_on(tmp_path)
         folder = Path(sys.argv[1])
         (folder / "live").mkdir(exist_ok=True)
         written = 0
-        real = recorded._write_once
+        real = recorded.write_once
         def dying(path, content):
             global written
             written += 1
             if written == 4:  # pictures are there, the answer is not
                 os.kill(os.getpid(), 9)
             return real(path, content)
-        recorded._write_once = dying
+        recorded.write_once = dying
         found = recorded.Recording(folder / "rec", Changing(folder / "live"), "changing")
         for k in range(6):
             found.search_image(f"owl {k}")

@@ -19,9 +19,9 @@ from typing import Any
 from unify_agent.errors import UserError
 
 
-def write_bytes(path: Path | str, data: bytes) -> None:
-    """Write `data` to `path` atomically, making the folder when it is not there."""
-    path = Path(path)
+@contextlib.contextmanager
+def _written_beside(path: Path, data: bytes) -> Iterator[str]:
+    """A finished file with `data` in the folder of `path`, which is made; what was not moved by the end is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -30,11 +30,30 @@ def write_bytes(path: Path | str, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
+        yield name
+    finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
-        raise
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    """Write `data` to `path` atomically, making the folder when it is not there."""
+    path = Path(path)
+    with _written_beside(path, data) as name:
+        os.replace(name, path)
+
+
+def write_once(path: Path | str, data: bytes) -> bool:
+    """As `write_bytes`, but only where nothing is yet; False when somebody was faster."""
+    path = Path(path)
+    with _written_beside(path, data) as name:
+        try:
+            os.link(name, path)
+        except FileExistsError:
+            return False
+        except PermissionError:  # a file system without hard links: the last one stands
+            os.replace(name, path)
+    return True
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -21,7 +21,7 @@ from unify_agent.agent.wording import Prompts, load_judging, load_prompts
 from unify_agent.errors import UserError
 from unify_agent.files import digest
 from unify_agent.interleave.transforms import open_picture
-from unify_agent.search.base import ImageHit, SearchBackend, TextHit
+from unify_agent.search.base import ImageHit, NoSearch, SearchBackend
 from unify_agent.search.index import Index
 
 if TYPE_CHECKING:
@@ -104,20 +104,6 @@ def given_reference(file: Path) -> Judged:
         source=f"given: {file.name}", licence="",
     )  # fmt: skip
     return Judged(hit, picture, Verdict(10.0, "good", True))
-
-
-class NoSearch:
-    """The back end of an agent that is not to search."""
-
-    name = "none"
-
-    def text_search(self, q: str, hl: str | None = None, top_k: int = 5) -> list[TextHit]:
-        return []
-
-    def search_image(
-        self, q: str, location: str | None = None, hl: str | None = None, num: int = 8
-    ) -> list[ImageHit]:
-        return []
 
 
 @dataclass

@@ -84,3 +84,17 @@ class SearchBackend(Protocol):
     def search_image(
         self, q: str, location: str | None = None, hl: str | None = None, num: int = 8
     ) -> list[ImageHit]: ...
+
+
+class NoSearch:
+    """The back end of an agent that is not to search: it finds nothing."""
+
+    name = "none"
+
+    def text_search(self, q: str, hl: str | None = None, top_k: int = 5) -> list[TextHit]:
+        return []
+
+    def search_image(
+        self, q: str, location: str | None = None, hl: str | None = None, num: int = 8
+    ) -> list[ImageHit]:
+        return []

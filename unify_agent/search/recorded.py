@@ -12,8 +12,6 @@ question has an answer.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unify_agent.errors import UserError
-from unify_agent.files import digest, read_json, write_bytes, write_json
+from unify_agent.files import digest, read_json, write_bytes, write_json, write_once
 from unify_agent.search.base import ImageHit, Kind, SearchBackend, SearchError, TextHit, well_formed
 
 FORMAT = 1
@@ -134,34 +132,13 @@ class _Folder:
     def write(self, path: Path, entry: _Entry) -> _Entry:
         """Stores an entry where there is none, or an answer over an error; returns the one that stands."""
         content = (entry.model_dump_json(indent=2) + "\n").encode()
-        if _write_once(path, content):
+        if write_once(path, content):
             return entry
         standing = self.read(path)
         if standing is None or (standing.error is not None and entry.error is None):
             write_bytes(path, content)
             return entry
         return standing
-
-
-def _write_once(path: Path, content: bytes) -> bool:
-    """Writes a file that is not there yet, whole; False when somebody was faster."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        try:
-            os.link(name, path)
-        except PermissionError:  # a file system without hard links: the last answer stands
-            os.replace(name, path)
-        return True
-    except FileExistsError:
-        return False
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 class Recording:
