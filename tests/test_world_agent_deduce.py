@@ -16,9 +16,7 @@ from eval.world_agent.chat import ChatPlayer
 from eval.world_agent.deduce.baselines import PREDICTORS, baseline
 from eval.world_agent.deduce.brief import brief
 from eval.world_agent.deduce.episode import (
-    ChatPredictor,
     Episode,
-    ScriptedPredictor,
     asked_of,
     replay_episode,
     score_episode,
@@ -180,20 +178,20 @@ def test_nothing_changes_must_be_said_and_of_a_path_given_twice_the_last_counts(
 
 
 def episode(family, folder, name="oracle", mode="m2", condition="open", fold=0, **options):
-    player = ScriptedPredictor(baseline(name, family, fold))
+    player = baseline(name, family, fold)
     return Episode(folder, family, mode, condition, fold, player, **options)
 
 
 class Says:
-    """A predictor that gives these answers in turn, the last one for ever."""
+    """A player that gives these answers in turn, the last one for ever."""
 
     identity = {"player": "says"}  # noqa: RUF012
 
     def __init__(self, *answers):
         self.answers = list(answers)
 
-    def reply(self, question, messages, attempt):
-        self.messages = messages
+    def reply(self, turn):
+        self.messages = turn.messages
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return Reply(answer if isinstance(answer, str) else json.dumps(answer))
 
@@ -286,13 +284,13 @@ def test_a_served_model_predicts_over_http(family, tmp_path):
     def answer(body):
         assert "tools" not in body and "The drip" in texts(body)
         asked = walk.question()
-        reply = player.reply(asked).text
+        reply = player.answer(asked).text
         walk.advance(read_answer(reply, asked).action)
         return "My prediction:\n" + reply
 
     with ChatServer(answer, served=["seer"], plan=["500"]) as server:
         chat = ChatClient(Endpoint.parse(server.url, "seer"), backoff=0.0)
-        Episode(tmp_path / "run", family, "m2", "open", 0, ChatPredictor(ChatPlayer(chat, "text"))).play()
+        Episode(tmp_path / "run", family, "m2", "open", 0, ChatPlayer(chat, "text")).play()
     result = score_episode(tmp_path / "run")
     assert result["readouts"]["interval"]["f1"] == "1.0000" and result["cost"]["tokens_in"] > 0
 
@@ -366,7 +364,7 @@ def test_every_baseline_answers_every_question(family):
             player, walk = baseline(name, family, 3), Walk(family, mode, 3)
             while not walk.over:
                 asked = walk.question()
-                said = read_answer(player.reply(asked).text, asked)
+                said = read_answer(player.answer(asked).text, asked)
                 assert ("lookahead" in asked_of(asked)) is (said.lookahead is not None)
                 walk.advance(said.action)
     with pytest.raises(UserError, match="did you mean 'oracle'"):

@@ -9,7 +9,7 @@ import pytest
 from world_agent_tools import tiny_case, tiny_family
 
 from eval.world_agent.deduce.baselines import baseline
-from eval.world_agent.deduce.episode import Episode, ScriptedPredictor, score_episode
+from eval.world_agent.deduce.episode import Episode, score_episode
 from eval.world_agent.figures import decline, deduce_figures, maintain_figures
 from eval.world_agent.judging import ReferenceJudge
 from eval.world_agent.maintain import Game, maintain
@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
         for mode in ("m1", "m2"):
             for fold in range(5):
                 place = folder / name / f"{mode}_{fold}"
-                Episode(place, family, mode, "open", fold, ScriptedPredictor(baseline(name, family, fold))).play()
+                Episode(place, family, mode, "open", fold, baseline(name, family, fold)).play()
                 score_episode(place)
     return folder
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from eval.world_agent.cases import read_yaml
 from eval.world_agent.judging import VERDICTS, Question
-from eval.world_agent.talk import Reply, Turn, calls_in
+from eval.world_agent.talk import LONGEST, Reply, Turn, calls_in
 from unify_agent.errors import UserError
 from unify_agent.judging import ChatClient, ChatError, Request, user
 
 PROMPTS = Path(__file__).parent / "prompts"
+ROOM = 4096
+"""Tokens of one answer of a player."""
 DOWN = 4
 """Exit code when the endpoint gives nothing, as against 3 for a run that is not complete."""
 OWN_FAULT = ("empty", "malformed", "truncated")
@@ -32,25 +35,32 @@ class ChatPlayer:
     """A model behind an OpenAI-compatible endpoint. `calls`: its own tool calls, or JSON in plain text."""
 
     def __init__(
-        self, client: ChatClient, calls: Literal["tools", "text"] = "tools", room: int = 4096, seed: int | None = 0
-    ):
-        self.client, self.calls, self.room, self.seed = client, calls, room, seed
+        self, client: ChatClient, calls: Literal["tools", "text"] = "tools", room: int | None = None,
+        temperature: float = 0.0, seed: int = 0,
+    ):  # fmt: skip
+        self.client, self.calls, self.room = client, calls, ROOM if room is None else room
+        self.temperature, self.seed = temperature, seed
         self.identity: dict[str, Any] = {
             "player": client.endpoint.model, "extra": dict(client.endpoint.extra),
-            "calls": calls, "room": room, "seed": seed, "temperature": 0,
+            "calls": calls, "room": self.room, "temperature": temperature, "seed": seed,
         }  # fmt: skip
 
     def reply(self, turn: Turn) -> Reply:
         """See Player."""
         tools = turn.tools if self.calls == "tools" else None
         try:
-            answer = self.client.ask(turn.messages, tools=tools or None, max_tokens=self.room, seed=self.seed)
+            answer = self.client.ask(
+                turn.messages, tools=tools or None, max_tokens=self.room, temperature=self.temperature, seed=self.seed
+            )
         except ChatError as error:
             if error.kind in OWN_FAULT or (error.kind == "refused" and len(turn.messages) > 2):
                 return Reply("", problem=f"Your last answer could not be used: {error.detail}.")
             raise down(self.client, error) from None
-        calls = answer.tool_calls or calls_in(answer.text)
-        return Reply(answer.text, calls, "", answer.model, answer.prompt_tokens or 0, answer.completion_tokens or 0)
+        said = Reply("", (), "", answer.model, answer.prompt_tokens or 0, answer.completion_tokens or 0)
+        if len(answer.text) > LONGEST:
+            told = f"Your last answer has {len(answer.text)} characters; at most {LONGEST} are read."
+            return replace(said, problem=told)
+        return replace(said, text=answer.text, calls=answer.tool_calls or calls_in(answer.text))
 
 
 class ChatJudge:

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from data.progress import Progress
+from eval.world_agent.asking import INCOMPLETE
 from eval.world_agent.cases import Case, known_cases, load, read_yaml
-from eval.world_agent.chat import ChatJudge, ChatPlayer
+from eval.world_agent.chat import ROOM, ChatJudge, ChatPlayer
 from eval.world_agent.deduce.baselines import PREDICTORS, baseline
 from eval.world_agent.deduce.brief import CONDITIONS, MODES
-from eval.world_agent.deduce.episode import ChatPredictor, Episode, ScriptedPredictor, replay_episode, score_episode
+from eval.world_agent.deduce.episode import Episode, replay_episode, score_episode
 from eval.world_agent.deduce.family import FOLDS, known_families, load_family
 from eval.world_agent.deduce.validate import check_family, freeze
 from eval.world_agent.engine import TIERS, Engine
 from eval.world_agent.judging import ReferenceJudge
-from eval.world_agent.maintain import INCOMPLETE, Game, maintain, replay_run, score_run
+from eval.world_agent.maintain import Game, finish, replay_run, score_run
 from eval.world_agent.policies import POLICIES, policy
 from eval.world_agent.replay_page import write_page
 from eval.world_agent.report import write_report
 from eval.world_agent.runs import find_runs, read_run
+from eval.world_agent.talk import Player, Reply, Talk, Turn, hold
 from eval.world_agent.validate import check_case
 from unify_agent.errors import UserError
 from unify_agent.judging import ChatClient, Endpoint
 
+if TYPE_CHECKING:
+    from eval.world_agent.own import OwnPlayer
+
+R, T = TypeVar("R"), TypeVar("T")
 OUT = Path("outputs/world_agent")
+KEY_HELP = "variable of the environment that holds its key"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _cases(play, known_cases())
     play.add_argument("--tier", nargs="+", choices=TIERS, default=list(TIERS), help="what is given (default all three)")
     _player(play, POLICIES)
-    _endpoint(play, "judge-", "the judge (default: by ids, without a model)")
+    play.add_argument("--judge-url", help="OpenAI-compatible server of the judge (default: by ids, without a model)")
+    play.add_argument("--judge-model", help="model of the judge")
+    play.add_argument("--judge-key-env", metavar="NAME", help=KEY_HELP)
     play.add_argument(
         "--calls",
         choices=["tools", "text"],
@@ -91,15 +101,14 @@ def _cases(parser: argparse.ArgumentParser, known: dict[str, Path]) -> None:
 
 def _player(parser: argparse.ArgumentParser, scripted: Any) -> None:
     parser.add_argument("--player", choices=list(scripted), help="a scripted player instead of a model")
-    _endpoint(parser, "", "the player")
-    parser.add_argument("--room", type=int, default=4096, help="tokens of one answer (default 4096)")
+    parser.add_argument("--url", help="OpenAI-compatible server of the player")
+    parser.add_argument("--model", help="model of that server; without --url a model folder or hub id")
+    parser.add_argument("--key-env", metavar="NAME", help=KEY_HELP)
+    parser.add_argument("--batch", type=int, default=8, help="runs that a model folder plays side by side (default 8)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of a model's answers (default 0, greedy)")
+    parser.add_argument("--seed", type=int, default=0, help="of a model's answers (default 0)")
+    parser.add_argument("--room", type=int, help=f"tokens of one answer (default {ROOM}; of a model folder less)")
     parser.add_argument("--budget", type=int, help="tokens that a run may spend before it stops; it can be continued")
-
-
-def _endpoint(parser: argparse.ArgumentParser, prefix: str, whose: str) -> None:
-    parser.add_argument(f"--{prefix}url", help=f"OpenAI-compatible server of {whose}")
-    parser.add_argument(f"--{prefix}model", help=f"model of {whose}")
-    parser.add_argument(f"--{prefix}key-env", metavar="NAME", help="variable of the environment that holds its key")
 
 
 def _client(url: str | None, model: str | None, key_env: str | None, what: str) -> ChatClient:
@@ -123,14 +132,41 @@ def _check(args: argparse.Namespace, *names: str) -> None:
             raise UserError(f"--{name} {value}: at least 1")
     served = [name for name in ("url", "model", "key_env") if getattr(args, name) is not None]
     if (args.player is None) is not bool(served):
-        raise UserError("give either --player or --url and --model")
+        raise UserError("give one of: --player; --url and --model; --model alone, a model folder")
+    if not 0 <= args.temperature < 10:
+        raise UserError(f"--temperature {args.temperature}: from 0 to below 10")
+
+
+def _model(args: argparse.Namespace, calls: Literal["tools", "text"]) -> ChatPlayer | OwnPlayer | None:
+    """The model that plays; None for a scripted player."""
+    if args.player is not None:
+        return None
+    if args.url is None and args.key_env is None:
+        from eval.world_agent.own import load_player
+
+        return load_player(args.model, args.room, args.temperature, args.seed)
+    client = _client(args.url, args.model, args.key_env, "player")
+    return ChatPlayer(client, calls, args.room, args.temperature, args.seed)
+
+
+def _batches(runs: list[R], model: ChatPlayer | OwnPlayer | None, size: int) -> Iterator[list[R]]:
+    """Runs that are played side by side: several at a time only by a model of our own."""
+    size = size if hasattr(model, "replies") else 1
+    yield from (runs[at : at + size] for at in range(0, len(runs), size))
+
+
+def _held(talks: list[Talk[T]], player: Player | OwnPlayer) -> list[T]:
+    """What the conversations of runs side by side came to."""
+
+    def answer(turns: list[Turn]) -> list[Reply]:
+        several = getattr(player, "replies", None)
+        return several(turns) if several else [player.reply(turn) for turn in turns]
+
+    return hold(talks, answer)
 
 
 def _maintain(args: argparse.Namespace) -> int:
-    _check(args, "turns", "room", "budget")
-    player = None
-    if args.player is None:
-        player = ChatPlayer(_client(args.url, args.model, args.key_env, "player"), args.calls, args.room)
+    _check(args, "turns", "room", "budget", "batch")
     judge_model = None
     if args.judge_url or args.judge_model or args.judge_key_env:
         judge_model = ChatJudge(_client(args.judge_url, args.judge_model, args.judge_key_env, "judge"))
@@ -139,16 +175,19 @@ def _maintain(args: argparse.Namespace) -> int:
         return judge_model or ReferenceJudge(case, engine.log)
 
     cases = [load(name) for name in _chosen(args.case, known_cases())]
-    left = 0
+    model, left = _model(args, args.calls), 0
     with Progress("maintain", sum(len(case.rounds) for case in cases) * len(args.tier), "rounds") as progress:
-        for case in cases:
-            for tier in args.tier:
-                who = player or policy(args.player, case, tier)
-                place = args.out / "maintain" / _slug(who.identity["player"]) / _name(case.id, case.language) / tier
-                game = Game(place, case, tier, who, args.turns, args.budget, progress.advance)
-                result, open_ = maintain(game, judge)
+        games = []
+        for case, tier in itertools.product(cases, args.tier):
+            who = model or policy(args.player, case, tier)
+            place = args.out / "maintain" / _slug(who.identity["player"]) / _name(case.id, case.language) / tier
+            games.append(Game(place, case, tier, who, args.turns, args.budget, progress.advance))
+        for group in _batches(games, model, args.batch):
+            engines = _held([game.talk() for game in group], group[0].player)
+            for game, engine in zip(group, engines, strict=True):
+                result, open_ = finish(game, engine, judge(game.case, engine))
                 left += open_
-                print(f"{place}: {_told(result)}", flush=True)
+                print(f"{game.folder.path}: {_told(result)}", flush=True)
     if left:
         print(f"{left} questions to the judge stay open; no zero stands for them. The same command asks them again")
     return INCOMPLETE if left else 0
@@ -159,23 +198,24 @@ def _name(case: str, language: str) -> str:
 
 
 def _deduce(args: argparse.Namespace) -> int:
-    _check(args, "attempts", "room", "budget")
-    model = None
-    if args.player is None:
-        model = ChatPlayer(_client(args.url, args.model, args.key_env, "player"), "text", args.room)
+    _check(args, "attempts", "room", "budget", "batch")
     families = [load_family(name) for name in _chosen(args.case, known_families())]
     asked = [(f, m, c, k) for f in families for m in args.mode for c in args.condition for k in args.fold]
-    left = 0
+    model, left = _model(args, "text"), 0
     with Progress("deduce", len(asked), "episodes") as progress:
+        episodes = []
         for family, mode, condition, fold in asked:
-            who: Any = ChatPredictor(model) if model else ScriptedPredictor(baseline(args.player, family, fold))
+            who = model or baseline(args.player, family, fold)
             place = args.out / "deduce" / _slug(who.identity["player"]) / _name(family.id, family.language)
             place = place / f"{mode}_{condition}_{fold}"
-            Episode(place, family, mode, condition, fold, who, args.attempts, args.budget).play()
-            result = score_episode(place)
-            left += result["unanswered"]
-            print(f"{place}: {_told(result)}", flush=True)
-            progress.advance()
+            episodes.append(Episode(place, family, mode, condition, fold, who, args.attempts, args.budget))
+        for group in _batches(episodes, model, args.batch):
+            _held([episode.talk() for episode in group], group[0].player)
+            for episode in group:
+                result = score_episode(episode.folder.path)
+                left += result["unanswered"]
+                print(f"{episode.folder.path}: {_told(result)}", flush=True)
+                progress.advance()
     if left:
         print(f"{left} questions were never answered: their readouts have no total")
     return INCOMPLETE if left else 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data.progress import Progress
+from eval.world_agent.asking import INCOMPLETE, Asking
 from eval.world_agent.cases import Case, load, read_yaml
 from eval.world_agent.chat import PROMPTS, ChatJudge
 from eval.world_agent.engine import Engine, Snapshot, Tier, replay
@@ -20,7 +21,7 @@ from eval.world_agent.journal import Journal, read_lines
 from eval.world_agent.judging import Question, ReferenceJudge, worksheet
 from eval.world_agent.runs import FORMAT, RunFolder, case_file, read_run, source_digest
 from eval.world_agent.scoring import score
-from eval.world_agent.talk import Player, Reply, Turn
+from eval.world_agent.talk import LONGEST, Player, Reply, Talk, Turn, alone
 from eval.world_agent.tools import Tools, schemas
 from unify_agent.errors import UserError
 from unify_agent.files import digest, read_json, write_json
@@ -32,7 +33,6 @@ ENGINE = (
 )  # fmt: skip
 MOST_CALLS = 32
 """Calls of one turn that are carried out; more are answered with an error."""
-INCOMPLETE = 3
 
 
 def words(language: str) -> dict[str, str]:
@@ -66,12 +66,17 @@ class Game:
     def play(self) -> Engine:
         """Play to the end. Raises UserError when the endpoint fails or the budget of tokens is spent: the same
         command goes on."""
+        return alone(self.talk(), self.player)
+
+    def talk(self) -> Talk[Engine]:
+        """The run as a conversation; see `play`."""
         self.folder.open(list(self.case.files))
         path = self.folder.path
         with Journal(path / "turns.jsonl") as turns, Journal(path / "log.jsonl") as log:
             engine = Engine(self.case.world(self.tier), self.tier, len(self.case.rounds), log.put)
+            asking = Asking(self.folder, turns, self.budget)
             while not engine.over:
-                self._round(engine, turns)
+                yield from self._round(engine, asking)
                 snapshot = engine.snapshots[-1]
                 file = path / "snapshots" / f"round_{snapshot.round:02}.json"
                 if not file.is_file():
@@ -91,31 +96,17 @@ class Game:
         )
         return [system(rules), user(story)]
 
-    def _round(self, engine: Engine, record: Journal) -> None:
+    def _round(self, engine: Engine, asking: Asking) -> Talk[None]:
         messages, number, tools = self._opening(engine), engine.round, Tools(self.case, engine)
         for turn in range(1, self.turns + 1):
             engine.call = f"r{number}t{turn}"
-            reply = self._reply(Turn(number, turn, list(messages), schemas(self.tier)), record)
+            asked = Turn(number, turn, list(messages), schemas(self.tier))
+            reply = yield from asking.reply(asked, {"round": number, "turn": turn})
             messages += self._carry_out(reply, tools, number, self.turns - turn)
             if engine.round != number:
                 return
         engine.call = f"r{number}limit"
         engine.end_round(forced=True)
-
-    def _reply(self, turn: Turn, record: Journal) -> Reply:
-        if record.at < len(record.records):
-            reply = Reply.from_dict(record.records[record.at]["reply"])
-        else:
-            spent = sum(each["reply"]["tokens_in"] + each["reply"]["tokens_out"] for each in record.records)
-            if self.budget is not None and spent >= self.budget:
-                raise UserError(
-                    f"{self.folder.path}: {spent} tokens are spent of --budget {self.budget}, in round {turn.round}; "
-                    "the same command with a larger one goes on", INCOMPLETE
-                )  # fmt: skip
-            reply = self.player.reply(turn)
-            self.folder.serve(reply.served)
-        record.put({"round": turn.round, "turn": turn.number, "reply": reply.as_dict()})
-        return reply
 
     def _carry_out(self, reply: Reply, tools: Tools, number: int, left: int) -> list[Message]:
         """Carry out the calls of a turn up to the end of the round; returns the messages that follow."""
@@ -133,7 +124,8 @@ class Game:
         answers = [tool_result(call, result) for call, result in zip(reply.calls, results, strict=True)]
         last = answers[-1]
         answers[-1] = Message(last.role, (*last.parts, note), last.calls, last.call_id)
-        said = [call if call.arguments is not None else replace(call, text="{}") for call in reply.calls]
+        fit = [call.arguments is not None and len(call.text) <= LONGEST for call in reply.calls]
+        said = [call if good else replace(call, text="{}") for call, good in zip(reply.calls, fit, strict=True)]
         return [assistant(reply.text, said), *answers]  # servers parse what stands in the history
 
 
@@ -224,6 +216,11 @@ def score_run(path: Path) -> dict[str, Any]:
 def maintain(game: Game, judge_of: Callable[[Case, Engine], ReferenceJudge | ChatJudge]) -> tuple[dict[str, Any], int]:
     """Play, judge and score; returns the score and how many questions stay open."""
     engine = game.play()
+    return finish(game, engine, judge_of(game.case, engine))
+
+
+def finish(game: Game, engine: Engine, judge: ReferenceJudge | ChatJudge) -> tuple[dict[str, Any], int]:
+    """Judge and score what was played; returns the score and how many questions stay open."""
     path = game.folder.path
-    left = judge_run(path, judge_of(game.case, engine), list(worksheet(game.case, game.tier, engine.log)))
+    left = judge_run(path, judge, list(worksheet(game.case, game.tier, engine.log)))
     return score_run(path), left

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from unify_agent.judging import FunctionCall, Message
 from unify_agent.judging.structured import objects_in
+
+if TYPE_CHECKING:
+    from eval.world_agent.deduce.questions import Question
+
+LONGEST = 100_000
+"""Characters of an answer, or of one call's arguments, that are read."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,11 @@ class Reply:
     served: str = ""
     tokens_in: int = 0
     tokens_out: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """What it cost."""
+        return self.tokens_in + self.tokens_out
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON for the record."""
@@ -41,22 +54,63 @@ class Reply:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a player is asked: the conversation of this round so far, and the tools that are open."""
+    """What a player is asked: the conversation of this round so far, and the tools that are open.
+
+    In deduction `round` is the question's number, `number` counts the attempts at it, and `question` is what scripted
+    players answer by; models never see it.
+    """
 
     round: int
     number: int
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
+    question: Question | None = None
+
+
+Talk = Generator[Turn, Reply, T]
+"""One conversation: it yields what it asks, is sent the answers, and returns what it came to."""
 
 
 class Player(Protocol):
-    """Whoever keeps the world running: an endpoint's model or a scripted policy. `identity` goes into the record."""
+    """Whoever keeps the world running or predicts it: a model or a scripted policy. `identity` goes into the record."""
 
     identity: dict[str, Any]
 
     def reply(self, turn: Turn) -> Reply:
         """The player's next turn. Raises UserError when there is none to be had."""
         ...
+
+
+def hold(talks: Sequence[Talk[T]], answer: Callable[[list[Turn]], Sequence[Reply]]) -> list[T]:
+    """Hold conversations side by side, so that all who wait are answered together; what each came to, in order.
+
+    What `answer` raises ends them all.
+    """
+    results: dict[int, T] = {}
+    asked: dict[int, Turn] = {}
+
+    def go_on(number: int, said: Reply | None) -> None:
+        try:
+            asked[number] = next(talks[number]) if said is None else talks[number].send(said)
+        except StopIteration as end:
+            results[number] = end.value
+
+    try:
+        for number in range(len(talks)):
+            go_on(number, None)
+        while asked:
+            waiting, asked = asked, {}
+            for number, said in zip(waiting, answer(list(waiting.values())), strict=True):
+                go_on(number, said)
+    finally:
+        for talk in talks:
+            talk.close()
+    return [results[number] for number in range(len(talks))]
+
+
+def alone(talk: Talk[T], player: Player) -> T:
+    """Hold one conversation with a player."""
+    return hold([talk], lambda turns: [player.reply(turn) for turn in turns])[0]
 
 
 def calls_in(text: str) -> tuple[FunctionCall, ...]:

@@ -14,7 +14,7 @@ from eval.world_agent.deduce.family import Family
 from eval.world_agent.deduce.questions import AHEAD, WAIT, Question
 from eval.world_agent.deduce.simulation import Changes, Simulation, State, changes
 from eval.world_agent.expressions import Scalar, same
-from eval.world_agent.talk import Reply
+from eval.world_agent.talk import Reply, Turn
 from unify_agent.errors import UserError, nearest
 from unify_agent.files import digest
 
@@ -39,7 +39,12 @@ class Baseline:
         }
         self.common = {path: json.loads(str(text)) for path, text in self.common.items()}
 
-    def reply(self, question: Question) -> Reply:
+    def reply(self, turn: Turn) -> Reply:
+        """See Player."""
+        assert turn.question is not None
+        return self.answer(turn.question)
+
+    def answer(self, question: Question) -> Reply:
         """The answer to a question, as a model would write it."""
         plan = self.family.file.plan
         action = plan[(question.number - 1) % len(plan)]

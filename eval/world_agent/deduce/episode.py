@@ -11,64 +11,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from eval.world_agent.chat import PROMPTS, ChatPlayer
-from eval.world_agent.deduce.baselines import Baseline, truth
+from eval.world_agent.asking import INCOMPLETE, Asking
+from eval.world_agent.chat import PROMPTS
+from eval.world_agent.deduce.baselines import truth
 from eval.world_agent.deduce.brief import Condition, Mode, brief, words
 from eval.world_agent.deduce.family import Family, load_family
 from eval.world_agent.deduce.questions import AHEAD, Prediction, Problem, Question, Refused, Walk, read_answer
 from eval.world_agent.deduce.readouts import READOUTS, field_f1, path_f1, set_f1
 from eval.world_agent.deduce.simulation import changes
 from eval.world_agent.journal import Journal, read_lines
-from eval.world_agent.maintain import INCOMPLETE
 from eval.world_agent.runs import FORMAT, RunFolder, case_file, read_run, source_digest
 from eval.world_agent.scoring import decimal, mean
-from eval.world_agent.talk import Reply, Turn
+from eval.world_agent.talk import Player, Talk, Turn, alone
 from unify_agent.errors import UserError
 from unify_agent.files import digest, write_json
-from unify_agent.judging import Message, assistant, system, user
+from unify_agent.judging import assistant, system, user
 
 ENGINE = ("expressions.py", "deduce/family.py", "deduce/simulation.py", "deduce/questions.py", "deduce/readouts.py")
-
-
-class Predictor(Protocol):
-    """Whoever answers. `identity` goes into the record."""
-
-    identity: dict[str, Any]
-
-    def reply(self, question: Question, messages: list[Message], attempt: int) -> Reply:
-        """An answer. Raises UserError when there is none to be had."""
-        ...
-
-
-class ScriptedPredictor:
-    """A baseline as a predictor."""
-
-    def __init__(self, player: Baseline):
-        self.player, self.identity = player, player.identity
-
-    def reply(self, question: Question, messages: list[Message], attempt: int) -> Reply:
-        """See Predictor."""
-        return self.player.reply(question)
-
-
-class ChatPredictor:
-    """A served model as a predictor."""
-
-    def __init__(self, player: ChatPlayer):
-        self.player, self.identity = player, player.identity
-
-    def reply(self, question: Question, messages: list[Message], attempt: int) -> Reply:
-        """See Predictor."""
-        return self.player.reply(Turn(question.number, attempt, messages))
 
 
 class Episode:
     """One episode, kept in `folder`. `attempts`: answers that a question may take."""
 
     def __init__(
-        self, folder: Path, family: Family, mode: Mode, condition: Condition, fold: int, player: Predictor,
+        self, folder: Path, family: Family, mode: Mode, condition: Condition, fold: int, player: Player,
         attempts: int = 3, budget: int | None = None,
     ):  # fmt: skip
         self.family, self.mode, self.condition, self.fold = family, mode, condition, fold
@@ -85,17 +53,22 @@ class Episode:
 
     def play(self) -> None:
         """Play to the end. Raises UserError when the endpoint fails or the budget of tokens is spent."""
+        alone(self.talk(), self.player)
+
+    def talk(self) -> Talk[None]:
+        """The episode as a conversation; see `play`."""
         self.folder.open([file for file in self.family.files if file.is_file()])
         path, told = self.folder.path, words(self.family.language)
         with Journal(path / "answers.jsonl") as answers, Journal(path / "events.jsonl") as events:
-            walk = Walk(self.family, self.mode, self.fold)
+            asking, walk = Asking(self.folder, answers, self.budget), Walk(self.family, self.mode, self.fold)
             messages = [system(brief(self.family, self.mode, self.condition))]
             while not walk.over:
                 question = walk.question()
                 messages.append(user(question.text()))
                 prediction, rejected = None, 0
                 for attempt in range(1, self.attempts + 1):
-                    reply = self._reply(question, messages, attempt, answers)
+                    asked = Turn(question.number, attempt, list(messages), question=question)
+                    reply = yield from asking.reply(asked, {"number": question.number, "attempt": attempt})
                     messages.append(assistant(reply.text or "..."))
                     problem = reply.problem
                     if not problem:
@@ -115,21 +88,6 @@ class Episode:
                     "fired": sorted(walk.world.fired_since(question.t0)), "seen": walk.world.seen(),
                     "state_hash": walk.world.hash(),
                 })  # fmt: skip
-
-    def _reply(self, question: Question, messages: list[Message], attempt: int, record: Journal) -> Reply:
-        if record.at < len(record.records):
-            reply = Reply.from_dict(record.records[record.at]["reply"])
-        else:
-            spent = sum(each["reply"]["tokens_in"] + each["reply"]["tokens_out"] for each in record.records)
-            if self.budget is not None and spent >= self.budget:
-                raise UserError(
-                    f"{self.folder.path}: {spent} tokens are spent of --budget {self.budget}; the same command with a "
-                    "larger one goes on", INCOMPLETE
-                )  # fmt: skip
-            reply = self.player.reply(question, list(messages), attempt)
-            self.folder.serve(reply.served)
-        record.put({"number": question.number, "attempt": attempt, "reply": reply.as_dict()})
-        return reply
 
 
 def family_of(path: Path) -> Family:

@@ -36,7 +36,7 @@ def rehearse(family: Family, mode: Mode, name: str, folds: range = range(FOLDS))
         player, walk = baseline(name, family, fold), Walk(family, mode, fold)
         while not walk.over:
             question = walk.question()
-            said = read_answer(player.reply(question).text, question)
+            said = read_answer(player.answer(question).text, question)
             walk.advance(said.action)
             event = {"seen": walk.world.seen(), "fired": walk.world.fired_since(question.t0)}
             for readout, (value, _) in values(question, event, said).items():
@@ -123,7 +123,7 @@ def check_use(family: Family) -> list[str]:
             while not walk.over:
                 question = walk.question()
                 impossible -= {name for name in impossible if not walk.world.refusal(name)}
-                walk.advance(read_answer(player.reply(question).text, question).action)
+                walk.advance(read_answer(player.answer(question).text, question).action)
             idle_rules -= walk.world.fired_since(0)
     return [f"rule {name!r} never fires" for name in sorted(idle_rules)] + [
         f"action {name!r} is never possible" for name in sorted(impossible)
