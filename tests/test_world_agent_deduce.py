@@ -17,13 +17,12 @@ from eval.world_agent.deduce.baselines import PREDICTORS, baseline
 from eval.world_agent.deduce.brief import brief
 from eval.world_agent.deduce.episode import (
     Episode,
-    asked_of,
     replay_episode,
     score_episode,
 )
 from eval.world_agent.deduce.family import known_families, load_family
 from eval.world_agent.deduce.questions import Problem, Refused, Walk, read_answer
-from eval.world_agent.deduce.readouts import field_f1, path_f1, set_f1
+from eval.world_agent.deduce.readouts import asked_of, field_f1, path_f1, set_f1
 from eval.world_agent.deduce.simulation import Simulation, changes, timeline
 from eval.world_agent.deduce.validate import check_family, check_naming, freeze, rehearse
 from eval.world_agent.talk import Reply

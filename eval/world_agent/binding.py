@@ -59,6 +59,23 @@ def built(log: Sequence[Row], kind: str, last: int) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
+class Act:
+    """A trigger of the reference course that writes nothing: `who` takes part, by ids of the case."""
+
+    capability: str
+    who: frozenset[str]
+
+    def told(self, tier: Tier) -> str:
+        """In words."""
+        return f"an act of {', '.join(sorted(self.who))}" if tier == "hard" else f"such a {self.capability!r}"
+
+    def met(self, done: Done, tier: Tier) -> bool:
+        """Whether a trigger does the same: the given capability, or at least those who take part where they are given."""
+        there = {done.actor, *(value for value in done.args.values() if isinstance(value, str))}
+        return tier == "extreme" or (self.who <= there and (tier == "hard" or done.capability == self.capability))
+
+
+@dataclass(frozen=True)
 class Effect:
     """What an event changes in the reference course. `delta`: how much is added, where the value itself is free."""
 
@@ -77,9 +94,10 @@ class Effect:
             return "a change of holder" if self.moves else "a change of a field"
         return f"{self.path} = {self.new!r}" if self.delta is None else f"{self.path} {self.delta:+}"
 
-    def met(self, write: Mapping[str, Any] | None, tier: Tier) -> bool:
-        """Whether a write does the same: the same value in the same place, or, where the player chose the names
+    def met(self, done: Done, tier: Tier) -> bool:
+        """Whether a trigger does the same: the same value in the same place, or, where the player chose the names
         itself, a change of the same sort."""
+        write = done.write
         if write is None or (self.changes and same(write["old"], write["new"])):
             return False
         if tier == "extreme":
@@ -106,25 +124,31 @@ def run_reference(case: Case) -> Engine:
     return engine
 
 
-def effects_of(case: Case) -> dict[str, list[Effect]]:
-    """What each event changes, from the reference course. Known for a case once it was asked for."""
+def effects_of(case: Case) -> dict[str, list[Effect | Act]]:
+    """What each event does, from the reference course. Known for a case once it was asked for."""
     if case.digest not in _EFFECTS:
         _EFFECTS[case.digest] = _effects(case)
     return _EFFECTS[case.digest]
 
 
-_EFFECTS: dict[str, dict[str, list[Effect]]] = {}
+_EFFECTS: dict[str, dict[str, list[Effect | Act]]] = {}
 
 
-def _effects(case: Case) -> dict[str, list[Effect]]:
+def _effects(case: Case) -> dict[str, list[Effect | Act]]:
     engine = run_reference(case)
     rows: Iterator[Row] = iter([row for row in engine.log if row["kind"] == "trigger"])
-    result: dict[str, list[Effect]] = {}
+    result: dict[str, list[Effect | Act]] = {}
     for round_ in case.rounds:
         for batch in round_.plan:
-            for step, item in zip(batch, next(rows)["batch"], strict=True):
-                if step.event is not None and (write := item["write"]) is not None:
-                    definition = case.full.capabilities[step.capability].write
+            row = next(rows)
+            for step, item in zip(batch, row["batch"], strict=True):
+                if step.event is None or not row["accepted"]:
+                    continue
+                write, definition = item["write"], case.full.capabilities[step.capability].write
+                if write is None:
+                    entities = {step.actor, *step.args.values()} & case.full.entities.keys()
+                    result.setdefault(step.event, []).append(Act(step.capability, frozenset(entities)))
+                else:
                     added = definition is not None and definition.op == "add"
                     delta = write["new"] - write["old"] if added else None
                     effect = Effect(write["path"], write["new"], delta, not same(write["old"], write["new"]))
@@ -139,7 +163,7 @@ class Bindings:
     case: Case
     tier: Tier
     log: Sequence[Row]
-    effects: Mapping[str, list[Effect]]
+    effects: Mapping[str, list[Effect | Act]]
     intervals: dict[str, Interval] = field(default_factory=dict)
     bound: dict[str, list[Done]] = field(default_factory=dict)
     structures: dict[str, str] = field(default_factory=dict)
@@ -159,14 +183,25 @@ class Bindings:
             if name in self.taken:
                 return f"refused: {name} already realises {self.taken[name]}"
         found = [window[name] for name in dict.fromkeys(verdict["trigger_ids"])]
-        for effect in self.effects.get(event.id, []):
-            if not any(effect.met(done.write, self.tier) for done in found):
-                return f"refused: none of {', '.join(verdict['trigger_ids'])} brings {effect.told(self.tier)}"
+        if missing := self._missing(self.effects.get(event.id, []), found):
+            return f"refused: none of {', '.join(done.id for done in found)} brings {missing.told(self.tier)}"
         self.taken |= {done.id: event.id for done in found}
         self.bound[event.id] = found
         steps = [done.step for done in found]
         self.intervals[event.id] = min(steps), max(steps)
         return ""
+
+    def _missing(self, effects: list[Effect | Act], found: list[Done]) -> Effect | Act | None:
+        """The first effect that no trigger brings. In tier extreme one trigger may bring several of one sort, for the
+        player decided what its capabilities do; else each effect has its own."""
+        free = list(found)
+        for effect in sorted(effects, key=lambda each: isinstance(each, Effect) and not each.changes):
+            match = next((done for done in free if effect.met(done, self.tier)), None)
+            if match is None:
+                return effect
+            if self.tier != "extreme":
+                free.remove(match)
+        return None
 
     def broken(self, probe: Probe, round_: int, verdict: Mapping[str, Any]) -> list[str]:
         """The accepted triggers that broke a prohibition while it was in force, of those that a judge names."""
@@ -189,7 +224,7 @@ class Bindings:
             return f"refused: {name!r} is no {need.kind} built by the end of round {round_}"
         if need.kind == "capability":
             wanted, given = self.case.full.capabilities[need.name].write, known[name].get("write")
-            if _sort(wanted and wanted.op) != _sort(given and given.get("op", "set")):
+            if _sort(wanted.op if wanted else None) != _sort(given.get("op", "set") if given else None):
                 return f"refused: {name!r} does not write what such a capability writes"
         self.structures[need.id] = name
         return ""

@@ -55,7 +55,7 @@ class _File(Strict):
     types: dict[str, dict[str, Any]]
     entities: dict[str, dict[str, Any]]
     capabilities: dict[str, _Capability]
-    rounds: list[RoundFile]
+    rounds: list[RoundFile] = Field(min_length=1)
 
 
 class _Words(Strict):
@@ -121,6 +121,15 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     }
 
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping in which no key stands twice."""
+        found = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if double := next((key for key in found if found.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"the key {double!r} stands twice", node.start_mark)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
+
+
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)$"), ["t", "f"])
 
 
@@ -132,7 +141,9 @@ def read_yaml(path: Path, what: str) -> Any:
         raise UserError(f"{path}: no such {what}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: this {what} is not UTF-8") from None
-    except yaml.YAMLError as error:
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder, not a {what}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: this {what} does not parse ({error})") from None
 
 
@@ -172,6 +183,9 @@ def load(name: str | Path) -> Case:
     if words is not None:
         if len(words.narratives) != len(narratives):
             raise UserError(f"{parts[0]}: {len(words.narratives)} narratives for {len(narratives)} rounds")
+        if unknown := words.names.keys() - file.map.keys() - file.entities.keys():
+            named = [*file.map, *file.entities]
+            raise UserError(f"{parts[0]}: names: nothing is called {min(unknown)!r}{nearest(min(unknown), named)}")
         narratives = words.narratives
     try:
         full = _world(file, words.names if words else {})

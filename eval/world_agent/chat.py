@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from eval.world_agent.cases import read_yaml
 from eval.world_agent.judging import VERDICTS, Question
-from eval.world_agent.talk import LONGEST, Reply, Turn, calls_in
+from eval.world_agent.talk import Reply, Turn, calls_in
 from unify_agent.errors import UserError
 from unify_agent.judging import ChatClient, ChatError, Request, user
+from unify_agent.judging.structured import LONGEST
 
 PROMPTS = Path(__file__).parent / "prompts"
 ROOM = 4096

@@ -33,7 +33,8 @@ from unify_agent.judging import ChatClient, Endpoint
 if TYPE_CHECKING:
     from eval.world_agent.own import OwnPlayer
 
-R, T = TypeVar("R"), TypeVar("T")
+R = TypeVar("R")
+T = TypeVar("T")
 OUT = Path("outputs/world_agent")
 KEY_HELP = "variable of the environment that holds its key"
 
@@ -257,7 +258,7 @@ def _replay(path: Path, track: str) -> str:
 def _problems(asked: list[str], frozen: bool) -> Iterator[tuple[str, list[str]]]:
     families, cases = known_families(), known_cases()
     for name in asked or [*cases, *families]:
-        if name in families or (name.endswith(".yaml") and "processes" in read_yaml(Path(name), "case")):
+        if name in families or (name.endswith(".yaml") and "processes" in (read_yaml(Path(name), "case") or ())):
             if frozen:
                 freeze(load_family(name))
             yield name, check_family(load_family(name))

@@ -162,13 +162,15 @@ class Engine:
             return None
         target = names.get(write.target, write.target)
         if not isinstance(target, str):
-            raise Refusal(f"target {write.target!r} is empty")
+            raise Refusal(f"target {write.target!r} is {target!r}, no entity or tile")
         new = write.value if value is None else value.evaluate(lambda path: world.look(path, names))
         if write.op == "move":
             if target not in world.entities:
                 raise Refusal(f"{target!r} is no entity, so it cannot be moved")
             world.check_value(new, FieldSpec(kind="ref"), "holder")
             return {"path": f"{target}.holder", "old": world.entities[target].holder, "new": new}
+        if target not in world.entities and target not in world.tiles:
+            raise Refusal(f"target {target!r} is no entity or tile{nearest(target, [*world.entities, *world.tiles])}")
         spec = world.spec_of(target, write.field)
         old = world.read(target, write.field)
         if write.op == "add":
@@ -179,11 +181,11 @@ class Engine:
 
     def _apply(self, writes: list[dict[str, Any]]) -> list[str]:
         for write in writes:
-            self.world.write(*write["path"].split("."), write["new"])
+            self.world.write(write["path"], write["new"])
         held = self.world.cycle() if any(write["path"].endswith(".holder") for write in writes) else None
         if held is not None:
             for write in writes:
-                self.world.write(*write["path"].split("."), write["old"])
+                self.world.write(write["path"], write["old"])
             return [f"{held!r} would hold itself"]
         self.world.step += 1
         return []

@@ -21,11 +21,12 @@ from eval.world_agent.journal import Journal, read_lines
 from eval.world_agent.judging import Question, ReferenceJudge, worksheet
 from eval.world_agent.runs import FORMAT, RunFolder, case_file, read_run, source_digest
 from eval.world_agent.scoring import score
-from eval.world_agent.talk import LONGEST, Player, Reply, Talk, Turn, alone
+from eval.world_agent.talk import Player, Reply, Talk, Turn, alone
 from eval.world_agent.tools import Tools, schemas
 from unify_agent.errors import UserError
 from unify_agent.files import digest, read_json, write_json
 from unify_agent.judging import Message, assistant, system, tool_result, user
+from unify_agent.judging.structured import LONGEST
 
 ENGINE = (
     "expressions.py", "world.py", "engine.py", "tools.py", "cases.py", "rounds.py", "shorthand.py", "contracts.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,8 @@ from eval.world_agent.contracts import Availability, Event, Probe, Relation, Rou
 from eval.world_agent.shorthand import cut, step_of
 from eval.world_agent.world import Refusal, Strict
 from unify_agent.errors import nearest
+
+_BOUND = re.compile(r"-?\d{1,6}", re.ASCII)
 
 
 class ProbeFile(Strict):
@@ -124,25 +127,23 @@ class Rounds:
     def _relations(self, name: str, text: str, where: str) -> list[Relation]:
         where = f"{where}, {name}"
         self._mark(name, where)
-        kind, *words = text.split()
+        kind, *words = text.split() or [""]
         ids = [word for word in words if word in self.events]
         rest = words[len(ids) :]
-        bounds = [int(word) for word in rest[1:] if word.lstrip("-").isdecimal()]
-        low, high = [*bounds, None, None][:2]
-        match kind, len(ids), rest[:1]:
-            case ("CA", 2, []) | ("TM", 2, ["before"]):
-                return [Relation(name, kind, "before", *ids)]
-            case "CH", count, [] if count >= 2:
+        match kind, ids, [int(word) if _BOUND.fullmatch(word) else word for word in rest]:
+            case ("CA", [a, b], []) | ("TM", [a, b], ["before"]):
+                return [Relation(name, kind, "before", a, b)]
+            case "CH", [_, _, *_], []:
                 pairs = list(pairwise(ids))
                 return [Relation(f"{name}_{k}", kind, "before", a, b) for k, (a, b) in enumerate(pairs, 1)]
-            case "CC", 2, []:
-                return [Relation(name, kind, "overlap", *ids)]
-            case "CC", 2, ["same"]:
-                return [Relation(name, kind, "same", *ids)]
-            case "TM", 2, ["lag"] if len(bounds) == 2:
-                return [Relation(name, kind, "lag", *ids, low=low, high=high)]
-            case "TM", 1, ["duration"] if len(bounds) == 2:
-                return [Relation(name, kind, "duration", ids[0], low=low, high=high)]
+            case "CC", [a, b], []:
+                return [Relation(name, kind, "overlap", a, b)]
+            case "CC", [a, b], ["same"]:
+                return [Relation(name, kind, "same", a, b)]
+            case "TM", [a, b], ["lag", int(low), int(high)] if low <= high:
+                return [Relation(name, kind, "lag", a, b, low, high)]
+            case "TM", [a], ["duration", int(low), int(high)] if low <= high:
+                return [Relation(name, kind, "duration", a, low=low, high=high)]
         raise Refusal(
             f"{where}: {text!r} is not 'CA a b', 'TM a b before', 'TM a b lag LOW HIGH', 'TM a duration LOW HIGH', "
             "'CC a b', 'CC a b same' or 'CH a b ...' over events so far"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from eval.world_agent.contracts import Step
 from eval.world_agent.world import FieldSpec, Refusal, Write
@@ -41,7 +41,7 @@ def write_of(text: str | None, where: str) -> Write | None:
     if not (match := _WRITE.fullmatch(text.strip())):
         raise Refusal(f"{where}: write {text!r} is not 'target.field = value' or 'target.field += value'")
     target, field, sign, value = match.groups()
-    op = "move" if field == "holder" else "add" if sign == "+=" else "set"
+    op: Literal["set", "add", "move"] = "move" if field == "holder" else "add" if sign == "+=" else "set"
     return Write(target=target, field=field, op=op, value=value)
 
 

@@ -13,8 +13,6 @@ from unify_agent.judging.structured import objects_in
 if TYPE_CHECKING:
     from eval.world_agent.deduce.questions import Question
 
-LONGEST = 100_000
-"""Characters of an answer, or of one call's arguments, that are read."""
 T = TypeVar("T")
 
 

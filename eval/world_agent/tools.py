@@ -14,9 +14,11 @@ from eval.world_agent.engine import BUILDS, Engine, Row, Tier, Trigger
 from eval.world_agent.world import Capability, FieldSpec, Plain, Strict
 from unify_agent.errors import nearest
 from unify_agent.judging import FunctionCall
+from unify_agent.judging.structured import LONGEST
 
 LONGEST_ANSWER = 12_000
 """Characters of one answer."""
+LONGEST_ERROR = 600
 
 
 class ReadNarrative(Strict):
@@ -116,8 +118,13 @@ class Tools:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"])
             answer = {"error": f"{call.name}: argument {key or '(all)'}: {first['msg']}"}
+        if len(answer.get("error", "")) > LONGEST_ERROR:
+            answer["error"] = answer["error"][:LONGEST_ERROR] + "..."
         text = json.dumps(answer, ensure_ascii=False)
-        if len(text) > LONGEST_ANSWER:
+        if len(text) > LONGEST_ANSWER and "accepted" in answer:
+            del answer["writes"]  # it has happened, however long the telling
+            text = json.dumps(answer, ensure_ascii=False)
+        elif len(text) > LONGEST_ANSWER:
             told = f"the answer would have {len(text)} characters; ask for less (ids, type, holder, last)"
             text = json.dumps({"error": told})
         return text
@@ -127,6 +134,8 @@ class Tools:
         if call.name not in known:
             closed = f" in tier {self.engine.tier}" if call.name in TOOLS else ""
             return {"error": f"no tool {call.name!r}{closed}{nearest(call.name, known)}"}
+        if len(call.text) > LONGEST:
+            return {"error": f"{call.name}: the arguments have {len(call.text)} characters, at most {LONGEST} are read"}
         try:
             arguments = json.loads(call.text or "{}")
             json.dumps(arguments, ensure_ascii=False).encode()

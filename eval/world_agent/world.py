@@ -25,6 +25,8 @@ from unify_agent.files import digest
 RESERVED = {"self", "holder", "type", "true", "false", "null", "min", "max", "abs", *keyword.kwlist}
 """Names that expressions use themselves."""
 _ID = re.compile(r"[a-z][a-z0-9_]{0,47}")
+_KINDS: dict[type, Literal["bool", "int", "str"]] = {bool: "bool", int: "int", str: "str"}
+"""Kinds of the fields of tiles, which have no specification: a value keeps the kind that it begins with."""
 
 
 class Refusal(Exception):
@@ -121,7 +123,8 @@ def _initial(spec: FieldSpec) -> Scalar:
     if spec.kind == "enum":
         assert spec.values is not None
         return spec.values[0]
-    return {"int": spec.low or 0, "bool": False, "str": ""}[spec.kind]
+    plain: dict[str, Scalar] = {"int": spec.low or 0, "bool": False, "str": ""}
+    return plain[spec.kind]
 
 
 class World:
@@ -141,6 +144,12 @@ class World:
             for other in tile.neighbors:
                 if other not in tiles:
                     raise Refusal(f"tile {name!r}: neighbor {other!r} is no tile{nearest(other, list(tiles))}")
+            for key, value in tile.fields.items():
+                where = f"tile {name!r}, field {key!r}"
+                check_id(key, f"{where}:")
+                if type(value) not in _KINDS:
+                    raise Refusal(f"{where}: {str(value)[:60]!r} is no whole number, truth value or text")
+                self.check_value(value, FieldSpec(kind=_KINDS[type(value)]), where)
         ground = {name: [t.name, t.terrain, list(t.at), list(t.neighbors)] for name, t in sorted(tiles.items())}
         self._map_digest = digest(json.dumps(ground, ensure_ascii=False))
 
@@ -275,8 +284,7 @@ class World:
         tile = self.tiles[owner]
         if key not in tile.fields:
             raise Refusal(f"tile {owner!r} has no field {key!r}{nearest(key, list(tile.fields))}")
-        kinds: dict[type, Literal["bool", "int", "str"]] = {bool: "bool", int: "int", str: "str"}
-        return FieldSpec(kind=kinds[type(tile.fields[key])])
+        return FieldSpec(kind=_KINDS[type(tile.fields[key])])
 
     def read(self, owner: str, key: str) -> Scalar:
         """The value of a field, of `holder` or of `type`. Raises Refusal."""
@@ -303,8 +311,9 @@ class World:
                 raise ExpressionError(str(error)) from None
         return value
 
-    def write(self, owner: str, key: str, value: Scalar) -> None:
-        """Set a field or the holder without a check: for the engine and for replays."""
+    def write(self, path: str, value: Scalar) -> None:
+        """Set the field or the holder at `owner.key` without a check: for the engine and for replays."""
+        owner, key = path.split(".")
         if key == "holder":
             assert value is None or isinstance(value, str)
             self.entities[owner].holder = value

@@ -7,10 +7,15 @@ number; a missing key or a value out of range makes the reply malformed, it is n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+LONGEST = 100_000
+_OBJECT = re.compile(r'\{\s*["}]')
+"""How a JSON object begins; every other brace of a text would only cost time."""
 
 
 class Verdict(BaseModel):
@@ -44,16 +49,18 @@ def json_schema(schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def objects_in(text: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects in a text, the last first: bare, fenced, or between words; not those within another."""
-    decoder, found, at = json.JSONDecoder(), [], text.find("{")
-    while at >= 0:
+    """The JSON objects in a text, the last first: bare, fenced, or between words; not those within another. Of a text
+    longer than `LONGEST` characters only the end is read."""
+    text = text[-LONGEST:]
+    decoder, found, begin = json.JSONDecoder(), [], _OBJECT.search(text)
+    while begin:
         try:
-            value, end = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, begin.start())
         except (ValueError, RecursionError):
-            end = at + 1
+            end = begin.start() + 1
         else:
             found.append(value)
-        at = text.find("{", end)
+        begin = _OBJECT.search(text, end)
     return reversed(found)
 
 

@@ -12,16 +12,11 @@ from typing import Any
 
 from eval.world_agent.deduce.family import Family
 from eval.world_agent.deduce.questions import AHEAD, WAIT, Question
-from eval.world_agent.deduce.simulation import Changes, Simulation, State, changes
+from eval.world_agent.deduce.simulation import Changes, Simulation, State, truth
 from eval.world_agent.expressions import Scalar, same
 from eval.world_agent.talk import Reply, Turn
 from unify_agent.errors import UserError, nearest
 from unify_agent.files import digest
-
-
-def truth(world: Simulation, until: int, action: str | None) -> Changes:
-    """What differs at time `until` from now, with this action now and none after it."""
-    return changes(world.seen(), world.branch().run(until, action).seen())
 
 
 class Baseline:

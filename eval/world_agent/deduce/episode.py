@@ -8,19 +8,16 @@ As in maintenance, all of it follows from the family, the fold and the answers, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from eval.world_agent.asking import INCOMPLETE, Asking
 from eval.world_agent.chat import PROMPTS
-from eval.world_agent.deduce.baselines import truth
 from eval.world_agent.deduce.brief import Condition, Mode, brief, words
 from eval.world_agent.deduce.family import Family, load_family
-from eval.world_agent.deduce.questions import AHEAD, Prediction, Problem, Question, Refused, Walk, read_answer
-from eval.world_agent.deduce.readouts import READOUTS, field_f1, path_f1, set_f1
-from eval.world_agent.deduce.simulation import changes
+from eval.world_agent.deduce.questions import Prediction, Problem, Question, Refused, Walk, read_answer
+from eval.world_agent.deduce.readouts import READOUTS, asked_of, readout_values
 from eval.world_agent.journal import Journal, read_lines
 from eval.world_agent.runs import FORMAT, RunFolder, case_file, read_run, source_digest
 from eval.world_agent.scoring import decimal, mean
@@ -46,7 +43,8 @@ class Episode:
             "language": family.language, "mode": mode, "condition": condition, "fold": fold,
             "player": player.identity, "attempts": attempts,
             "digests": {
-                "engine": source_digest(*ENGINE), "case": family.digest, "prompts": digest(PROMPTS / "deduce.yaml"),
+                "engine": source_digest(*ENGINE), "case": family.digest,
+                "prompts": digest(PROMPTS / "deduce.yaml", source_digest("deduce/brief.py")),
             },
         }  # fmt: skip
         self.folder = RunFolder(folder, identity)
@@ -132,32 +130,6 @@ def _final(path: Path, question: Question, answers: list[dict[str, Any]]) -> Pre
     return None
 
 
-def readout_values(
-    question: Question, event: Mapping[str, Any], said: Prediction
-) -> dict[str, tuple[Fraction, Fraction | None]]:
-    """Each readout of a question: F1, and F1 of the paths alone where there are paths."""
-    start = question.world.seen()
-    wanted = changes(start, event["seen"])
-    main = "segment" if question.mode == "m1" else "interval"
-    found: dict[str, tuple[Fraction, Fraction | None]] = {
-        main: (field_f1(said.changes, wanted), path_f1(said.changes, wanted)),
-        "rules": (set_f1(said.fired, event["fired"]), None),
-    }
-    if question.deep:
-        ahead = truth(question.world, question.t0 + AHEAD, said.action)
-        other = truth(question.world, question.t1, question.alternative)
-        assert said.lookahead is not None and said.counterfactual is not None
-        found["lookahead"] = field_f1(said.lookahead, ahead), path_f1(said.lookahead, ahead)
-        found["counterfactual"] = field_f1(said.counterfactual, other), path_f1(said.counterfactual, other)
-    return found
-
-
-def asked_of(question: Question) -> list[str]:
-    """The readouts that a question asks for."""
-    main = ["segment" if question.mode == "m1" else "interval", "rules"]
-    return main + (["lookahead", "counterfactual"] if question.deep else [])
-
-
 def score_episode(path: Path) -> dict[str, Any]:
     """Score a finished episode from its records and write `score.json`. Needs no network. Raises UserError."""
     run, family = read_run(path), family_of(path)
@@ -188,7 +160,7 @@ def score_episode(path: Path) -> dict[str, Any]:
         "digests": run["digests"],
         "readouts": {name: _readout(values[name], missing[name]) for name in READOUTS if values[name] or missing[name]},
         "outcome": {
-            "goal": family.goal.truth(walk.world.look),
+            "goal": walk.world.holds("task", family.goal),
             "upkeep": {key: decimal(Fraction(n, family.file.horizon)) for key, n in walk.world.kept.items()},
         },
         "rejected": sum(event["rejected"] for _, event in played),

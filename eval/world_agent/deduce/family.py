@@ -24,6 +24,8 @@ from unify_agent.files import digest, read_json
 FOLDS = 5
 CLOCK = "t"
 """The name of the time in expressions."""
+_FIELD = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
+_WORD = re.compile(r"[\w-]+")
 _WRITE = re.compile(r"([\w.]+)\s*(=|\+=|-=)\s*(.+)")
 
 
@@ -82,16 +84,16 @@ class FamilyFile(Strict):
     unit: StrictStr
     role: StrictStr
     intro: StrictStr
-    horizon: StrictInt = 96
-    segment: StrictInt = 12
-    interval: StrictInt = 6
+    horizon: StrictInt = Field(default=96, ge=1)
+    segment: StrictInt = Field(default=12, ge=1)
+    interval: StrictInt = Field(default=6, ge=1)
     fields: dict[str, FieldFile]
     processes: dict[str, ProcessFile]
     actors: dict[str, dict[str, RuleFile]]
     actions: dict[str, ActionFile]
     task: TaskFile
     upkeep: dict[str, UpkeepFile]
-    plan: list[StrictStr]
+    plan: list[StrictStr] = Field(min_length=1)
     alternatives: list[StrictStr]
     folds: list[dict[str, StrictBool | StrictInt | StrictStr]]
 
@@ -157,7 +159,8 @@ class Family:
 
     def start(self, fold: int) -> dict[str, Scalar]:
         """The initial state of a fold, from 0."""
-        return {name: field.start for name, field in self.file.fields.items()} | dict(self.file.folds[fold])
+        state: dict[str, Scalar] = {name: field.start for name, field in self.file.fields.items()}
+        return state | dict(self.file.folds[fold])
 
     @property
     def rules(self) -> list[str]:
@@ -268,10 +271,27 @@ def _check(file: FamilyFile, base: str, where: str) -> None:
         raise UserError(f"{where}: the horizon {file.horizon} is no multiple of segment and interval")
     if "wait" in file.actions:
         raise UserError(f"{where}: 'wait' is no action: it is having none")
-    for fold in file.folds:
+    for name, spec in file.fields.items():
+        if not _FIELD.fullmatch(name) or name == CLOCK:
+            raise UserError(f"{where}: field {name!r}: small letters, digits, '_' and dots; {CLOCK!r} is the time")
+        if (spec.low is not None or spec.high is not None) and type(spec.start) is not int:
+            raise UserError(f"{where}: field {name!r}: 'low' and 'high' belong to whole numbers")
+    for name, action in file.actions.items():
+        if not all(_WORD.fullmatch(value) for values in action.params.values() for value in values):
+            raise UserError(f"{where}: action {name!r}: values of parameters are single words")
+    for fold in ({name: spec.start for name, spec in file.fields.items()}, *file.folds):
         for name, value in fold.items():
-            if name not in file.fields or type(value) is not type(file.fields[name].start):
-                raise UserError(f"{where}: folds: {name} = {value!r} is no value of a field")
+            known = file.fields.get(name)
+            if known is None or type(value) is not type(known.start) or not _lies_in(known, value):
+                raise UserError(f"{where}: start or folds: {name} = {value!r} is no value of a field")
+
+
+def _lies_in(spec: FieldFile, value: Scalar) -> bool:
+    if spec.values is not None:
+        return value in spec.values
+    if type(value) is not int:
+        return True
+    return (spec.low is None or spec.low <= value) and (spec.high is None or value <= spec.high)
 
 
 def _translated(file: FamilyFile, words: WordsFile, where: str) -> FamilyFile:

@@ -97,7 +97,10 @@ def _changes(value: Any, family: Family, where: str) -> Changes:
 
 def _action(value: Any, family: Family) -> str | None:
     if isinstance(value, Mapping) and isinstance(value.get("action"), str):
-        value = grounded_name(value["action"], value.get("args") or {})
+        args = value.get("args") or {}
+        if not isinstance(args, dict):
+            raise Problem('"args" of an action is an object of names and values')
+        value = grounded_name(value["action"], args)
     if not isinstance(value, str) or not value.strip():
         raise Problem('"action" is asked for: one of the actions, or "wait"')
     head, *rest = value.split()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from typing import Any
 
+from eval.world_agent.deduce.questions import AHEAD, Prediction, Question
+from eval.world_agent.deduce.simulation import changes, truth
 from eval.world_agent.expressions import Scalar, same
 
 READOUTS = ("segment", "interval", "lookahead", "counterfactual", "rules")
@@ -33,3 +36,29 @@ def set_f1(predicted: Iterable[str], wanted: Iterable[str]) -> Fraction:
     """F1 of two sets of ids."""
     a, b = set(predicted), set(wanted)
     return f1(len(a & b), len(a), len(b))
+
+
+def readout_values(
+    question: Question, event: Mapping[str, Any], said: Prediction
+) -> dict[str, tuple[Fraction, Fraction | None]]:
+    """Each readout of a question: F1, and F1 of the paths alone where there are paths."""
+    start = question.world.seen()
+    wanted = changes(start, event["seen"])
+    main = "segment" if question.mode == "m1" else "interval"
+    found: dict[str, tuple[Fraction, Fraction | None]] = {
+        main: (field_f1(said.changes, wanted), path_f1(said.changes, wanted)),
+        "rules": (set_f1(said.fired, event["fired"]), None),
+    }
+    if question.deep:
+        ahead = truth(question.world, question.t0 + AHEAD, said.action)
+        other = truth(question.world, question.t1, question.alternative)
+        assert said.lookahead is not None and said.counterfactual is not None
+        found["lookahead"] = field_f1(said.lookahead, ahead), path_f1(said.lookahead, ahead)
+        found["counterfactual"] = field_f1(said.counterfactual, other), path_f1(said.counterfactual, other)
+    return found
+
+
+def asked_of(question: Question) -> list[str]:
+    """The readouts that a question asks for."""
+    main = ["segment" if question.mode == "m1" else "interval", "rules"]
+    return main + (["lookahead", "counterfactual"] if question.deep else [])

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from eval.world_agent.deduce.family import CLOCK, Change, Family, Rule
-from eval.world_agent.expressions import ExpressionError, Path, Scalar, same, whole
-from unify_agent.errors import nearest
+from eval.world_agent.expressions import Expression, ExpressionError, Path, Scalar, same, whole
+from unify_agent.errors import UserError, nearest
 from unify_agent.files import digest
 
 State = dict[str, Scalar]
@@ -53,40 +53,58 @@ class Simulation:
         rule = self.family.actions.get(action)
         if rule is None:
             return f"no action {action!r}{nearest(action, list(self.family.actions))}"
-        return "" if rule.when.truth(self.look) else f"{action!r} is not possible now"
+        return "" if self.holds(action, rule.when) else f"{action!r} is not possible now"
+
+    def holds(self, name: str, condition: Expression) -> bool:
+        """Whether a condition of the family holds now. Raises UserError when it makes no sense of the state."""
+        try:
+            return condition.truth(self.look)
+        except ExpressionError as error:
+            raise self._senseless(name, error) from None
+
+    def _senseless(self, name: str, error: ExpressionError) -> UserError:
+        return UserError(f"{self.family.files[0]}: {name}, at time {self.t}: {error}")
 
     def step(self, action: str | None = None) -> None:
         """One unit of time. The action must be possible."""
         fired = set()
         for _, rules in self.family.actors:
-            rule = next((rule for rule in rules if rule.when.truth(self.look)), None)
+            rule = next((rule for rule in rules if self.holds(rule.id, rule.when)), None)
             if rule is not None:
                 fired.add(rule.id)
                 self._commit([rule])
         if action is not None:
             self._commit([self.family.actions[action]])
-        due = [r for r in self.family.processes if self.t % r.every == 0 and r.when.truth(self.look)]
+        due = [r for r in self.family.processes if self.t % r.every == 0 and self.holds(r.id, r.when)]
         fired.update(rule.id for rule in due)
         self._commit(due)
         self.t += 1
         self.fired.append(frozenset(fired))
         for name, keep in self.family.upkeep.items():
-            self.kept[name] += keep.truth(self.look)
+            self.kept[name] += self.holds(f"upkeep {name}", keep)
 
     def _commit(self, rules: Iterable[Rule]) -> None:
-        found: list[tuple[Change, Scalar]] = [
-            (change, change.value.evaluate(self.look)) for rule in rules for change in rule.changes
-        ]
-        for change, value in found:
+        found: list[tuple[Rule, Change, Scalar]] = []
+        for rule, change in [(each, change) for each in rules for change in each.changes]:
+            try:
+                found.append((rule, change, change.value.evaluate(self.look)))
+            except ExpressionError as error:
+                raise self._senseless(rule.id, error) from None
+        for rule, change, value in found:
             old = self.state[change.path]
-            new = whole(old) + whole(value) if change.op == "+=" else value
-            if type(new) is not type(old):
-                raise ExpressionError(f"{change.path}: {new!r} for {old!r}")
-            self.state[change.path] = new
-        for path in {change.path for change, _ in found}:
+            try:
+                new = whole(old) + whole(value) if change.op == "+=" else value
+                if type(new) is not type(old):
+                    raise ExpressionError(f"{change.path}: {new!r} for {old!r}")
+                self.state[change.path] = new if type(new) is not int else whole(new)
+            except ExpressionError as error:
+                raise self._senseless(rule.id, error) from None
+        for rule, change, _ in found:
+            path = change.path
             spec, value = self.family.file.fields[path], self.state[path]
             if spec.values is not None and value not in spec.values:
-                raise ExpressionError(f"{path}: {value!r} is none of {', '.join(spec.values)}")
+                told = ExpressionError(f"{path}: {value!r} is none of {', '.join(spec.values)}")
+                raise self._senseless(rule.id, told)
             if type(value) is int:
                 value = value if spec.low is None else max(spec.low, value)
                 self.state[path] = value if spec.high is None else min(spec.high, value)
@@ -114,6 +132,11 @@ class Simulation:
 def changes(before: State, after: State) -> Changes:
     """What differs, with the values afterwards."""
     return {path: value for path, value in after.items() if not same(before[path], value)}
+
+
+def truth(world: Simulation, until: int, action: str | None) -> Changes:
+    """What differs at time `until` from now, with this action now and none after it; the world stays as it is."""
+    return changes(world.seen(), world.branch().run(until, action).seen())
 
 
 def timeline(family: Family) -> list[list[Changes]]:

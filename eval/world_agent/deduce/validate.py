@@ -13,9 +13,9 @@ from fractions import Fraction
 
 from eval.world_agent.deduce.baselines import WEAK, baseline
 from eval.world_agent.deduce.brief import MODES, Mode, brief
-from eval.world_agent.deduce.episode import readout_values as values
 from eval.world_agent.deduce.family import FOLDS, Family, FamilyFile
 from eval.world_agent.deduce.questions import Walk, read_answer
+from eval.world_agent.deduce.readouts import readout_values
 from eval.world_agent.deduce.simulation import timeline
 from eval.world_agent.scoring import decimal, mean
 from unify_agent.files import write_json
@@ -39,7 +39,7 @@ def rehearse(family: Family, mode: Mode, name: str, folds: range = range(FOLDS))
             said = read_answer(player.answer(question).text, question)
             walk.advance(said.action)
             event = {"seen": walk.world.seen(), "fired": walk.world.fired_since(question.t0)}
-            for readout, (value, _) in values(question, event, said).items():
+            for readout, (value, _) in readout_values(question, event, said).items():
                 found.setdefault(readout, []).append(value)
     return {readout: mean(each) or Fraction(0) for readout, each in found.items()}
 
