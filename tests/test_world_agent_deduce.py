@@ -22,7 +22,7 @@ from eval.world_agent.deduce.episode import (
 )
 from eval.world_agent.deduce.family import known_families, load_family
 from eval.world_agent.deduce.questions import Problem, Refused, Walk, read_answer
-from eval.world_agent.deduce.readouts import asked_of, field_f1, path_f1, set_f1
+from eval.world_agent.deduce.readouts import asked_of, field_f1, path_f1
 from eval.world_agent.deduce.simulation import Simulation, changes, timeline
 from eval.world_agent.deduce.validate import check_family, check_naming, freeze, rehearse
 from eval.world_agent.talk import Reply
@@ -113,13 +113,14 @@ FAMILIES = {}
         ({"a": 1}, {"a": True}, 0, 1),
         ({"a": "1"}, {"a": 1}, 0, 1),
         ({"a": 0}, {"a": False}, 0, 1),
+        ({"a": 1.0}, {"a": 1}, 0, 1),
+        ({"a": True}, {"a": 1}, 0, 1),
         ({"a": 1, "b": 2}, {"a": 1}, Fraction(2, 3), Fraction(2, 3)),
         ({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}, Fraction(2, 5), Fraction(4, 5)),
     ],
 )
 def test_a_field_counts_with_the_same_path_and_an_equal_value_of_the_same_type(predicted, wanted, f1, paths):
     assert field_f1(predicted, wanted) == f1 and path_f1(predicted, wanted) == paths
-    assert set_f1(predicted, wanted) == paths
 
 
 def test_changes_are_what_differs_at_the_end():
@@ -134,7 +135,7 @@ def question(family, mode="m2", fold=0):
 
 
 WHOLE = {
-    "action": "wait", "changes": {"tub.water": 9}, "fired": ["dripping"],
+    "action": "wait", "changes": {"tub.water": 9}, "fired": {"dripping": 3},
     "lookahead": {"changes": {"tub.water": 40}}, "counterfactual": {"changes": {"roof.hole": 1}},
 }  # fmt: skip
 
@@ -149,7 +150,11 @@ WHOLE = {
         ({"changes": {"tub.water": 3.0}}, "a whole number"),
         ({"changes": {"tub.water": [3]}}, "a whole number"),
         ({"fired": None}, '"fired" is asked for'),
-        ({"fired": ["drip"]}, "did you mean 'dripping'"),
+        ({"fired": ["dripping"]}, "how many times each fires"),
+        ({"fired": {"dripping": 0}}, "at least 1"),
+        ({"fired": {"dripping": True}}, "at least 1"),
+        ({"action": {"action": "patch", "args": ["tin"]}}, "object of names and values"),
+        ({"fired": {"drip": 1}}, "did you mean 'dripping'"),
         ({"lookahead": None}, '"lookahead" is asked for'),
         ({"lookahead": {"changes": {}}}, '"lookahead" is empty'),
         ({"counterfactual": {}}, '"counterfactual" is asked for'),
@@ -236,7 +241,7 @@ def test_predictions_do_not_change_the_world(family, tmp_path):
 
 
 def test_m1_gives_no_feedback(family, tmp_path):
-    player = Says({"changes": {"tub.water": 30}, "fired": ["dripping"]})
+    player = Says({"changes": {"tub.water": 30}, "fired": {"dripping": 3}})
     Episode(tmp_path / "run", family, "m1", "naming", 0, player).play()
     told = "\n".join(str(part) for message in player.messages if message.role == "user" for part in message.parts)
     assert told.count('"tub.water"') == 1, "the start, and nothing of what came after"

@@ -139,12 +139,12 @@ def test_a_replay_notices_every_change_of_the_record():
     engine.trigger([fire("ann", "go", to="hall")])
     engine.trigger([fire("ann", "go", to="moon")])
     engine.end_round()
-    assert replay(tiny_world(), "easy", 3, engine.log).snapshots == engine.snapshots
+    assert replay(tiny_engine(), engine.log).snapshots == engine.snapshots
     for change in ({"state_hash": "0" * 64}, {"accepted": False}, {"round": 2}, {"step_after": 7}):
         log = copy.deepcopy(engine.log)
         log[0] |= change
         with pytest.raises(UserError, match=r"row 1 .* replays differently"):
-            replay(tiny_world(), "easy", 3, log)
+            replay(tiny_engine(), log)
 
 
 # -- fuzzing
@@ -186,7 +186,7 @@ def test_no_batch_breaks_an_invariant(batches):
             was = state["entities"][owner]
             assert same(write["old"], was["holder"] if field == "holder" else was["fields"][field])
             assert same(write["new"], engine.world.read(owner, field))
-    again = replay(tiny_world(), "easy", 3, engine.log)
+    again = replay(tiny_engine(), engine.log)
     assert again.log == engine.log and again.snapshots == engine.snapshots
 
 

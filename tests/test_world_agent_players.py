@@ -70,7 +70,7 @@ def test_an_event_told_before_it_is_due_may_happen_in_between(tmp_path):
     text = CASE.replace("use: {u1: e4 v1}", "use: {u1: e4 v1}\n    since: {e4: 1}")
     for since, passed in ((text, True), (CASE, False)):
         case = tiny_case(tmp_path, since)
-        engine = Engine(case.world("easy"), "easy", 3)
+        engine = case.engine("easy")
         for steps in [*case.rounds[0].plan, *case.rounds[1].plan]:
             engine.trigger([trigger_of(step) for step in steps])
         for _ in range(3):
@@ -104,7 +104,7 @@ ARGUMENTS = st.dictionaries(KEYS, JSON, max_size=5)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([*TOOLS, "hack"]), ARGUMENTS | st.text(max_size=20)), max_size=8))
 def test_no_call_does_anything_but_answer(case, calls):
-    engine = Engine(case.world("extreme"), "extreme", 3)
+    engine = case.engine("extreme")
     tools = Tools(case, engine)
     for name, arguments in calls:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -116,7 +116,7 @@ def test_no_call_does_anything_but_answer(case, calls):
         if name.startswith(("read", "query")) or name == "hack":
             assert engine.world.hash() == before and len(engine.log) == rows
     saved = json.loads(json.dumps(engine.log))
-    again = replay(case.world("extreme"), "extreme", 3, saved)
+    again = replay(case.engine("extreme"), saved)
     assert again.log == engine.log and again.world.hash() == engine.world.hash()
 
 
@@ -126,7 +126,7 @@ def test_no_call_does_anything_but_answer(case, calls):
      '{"last": 1e400}', '{"part": "overview"', "null", "[]", '"text"'],
 )  # fmt: skip
 def test_arguments_that_are_no_arguments_are_answered_in_one_line(case, text):
-    tools = Tools(case, Engine(case.world("easy"), "easy", 3))
+    tools = Tools(case, case.engine("easy"))
     for name in ("query_log", "query_state"):
         answer = tools.call(FunctionCall("c", name, text))
         answer.encode()

@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 from world_agent_tools import fire, tiny_case, verdicts_of
 
-from eval.world_agent.engine import Engine
 from eval.world_agent.judging import ReferenceJudge
 from eval.world_agent.policies import POLICIES, follow
 from eval.world_agent.rehearse import judged, rehearse
@@ -22,7 +21,7 @@ def case(tmp_path):
 
 def played(case, *rounds, tier="easy"):
     """An engine after rounds of batches."""
-    engine = Engine(case.world(tier), tier, len(case.rounds))
+    engine = case.engine(tier)
     for batches in (*rounds, *[[]] * (len(case.rounds) - len(rounds))):
         for batch in batches:
             engine.trigger(batch)
@@ -139,7 +138,7 @@ def test_an_open_question_leaves_no_total_and_no_zero(case):
 
 
 def test_structure_must_be_built_and_used_where_it_is_not_given(case):
-    engine = Engine(case.world("hard"), "hard", 3)
+    engine = case.engine("hard")
     plan = [each.plan for each in case.rounds]
     whole = rehearse(case, "hard", follow(case, "hard", plan, "x"))
     assert items(judged(case, whole))["v1"]["passed"] and items(judged(case, whole))["u1"]["passed"]

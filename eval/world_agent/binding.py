@@ -70,7 +70,7 @@ class Act:
         return f"an act of {', '.join(sorted(self.who))}" if tier == "hard" else f"such a {self.capability!r}"
 
     def met(self, done: Done, tier: Tier) -> bool:
-        """Whether a trigger does the same: the given capability, or at least those who take part where they are given."""
+        """Whether a trigger does the same: the given capability, or those who take part, as far as they are given."""
         there = {done.actor, *(value for value in done.args.values() if isinstance(value, str))}
         return tier == "extreme" or (self.who <= there and (tier == "hard" or done.capability == self.capability))
 
@@ -116,7 +116,7 @@ def trigger_of(step: Step) -> Trigger:
 
 def run_reference(case: Case) -> Engine:
     """The reference course, run in the given world of tier easy."""
-    engine = Engine(case.world("easy"), "easy", len(case.rounds))
+    engine = case.engine("easy")
     for round_ in case.rounds:
         for batch in round_.plan:
             engine.trigger([trigger_of(step) for step in batch])

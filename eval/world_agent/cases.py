@@ -7,7 +7,7 @@ comes from; marks are cut out before anyone sees the text, so every requirement 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field, StrictInt, StrictStr, ValidationError
 
 from eval.world_agent.contracts import Round
-from eval.world_agent.engine import Tier, world_of
+from eval.world_agent.engine import Engine, Row, Tier, world_of
 from eval.world_agent.rounds import RoundFile, Rounds
 from eval.world_agent.shorthand import cut, parameter_of, spec_of, write_of
 from eval.world_agent.world import Capability, FieldSpec, Refusal, Strict, Tile, World
@@ -100,6 +100,11 @@ class Case:
             for name, capability in self.full.capabilities.items():
                 world.add_capability(name, capability)
         return world
+
+    def engine(self, tier: Tier, row: Callable[[Row], None] = lambda _: None) -> Engine:
+        """An engine at the beginning. A round accepts twice the triggers of the reference course and six more."""
+        limits = [2 * sum(map(len, round_.plan)) + 6 for round_ in self.rounds]
+        return Engine(self.world(tier), tier, len(self.rounds), row, limits)
 
     @property
     def events(self) -> int:

@@ -49,13 +49,18 @@ class Snapshot:
 
 
 class Engine:
-    """One world under one tier for a number of rounds. `row` is called with each new row of the log.
+    """One world under one tier for a number of rounds. `row` is called with each new row of the log. `limits`: how many
+    triggers each round accepts (None: any number), so that nobody hits what a story tells by doing everything.
 
     `call` names what the next operation comes from (a turn of the conversation); it is written into the row.
     """
 
-    def __init__(self, world: World, tier: Tier, rounds: int, row: Callable[[Row], None] = lambda _: None):
-        self.world, self.tier, self.rounds = world, tier, rounds
+    def __init__(
+        self, world: World, tier: Tier, rounds: int, row: Callable[[Row], None] = lambda _: None,
+        limits: Sequence[int] | None = None,
+    ):  # fmt: skip
+        self.world, self.tier, self.rounds, self.limits = world, tier, rounds, limits
+        self._done = 0
         self.round, self.call = 1, ""
         self.log: list[Row] = []
         self.snapshots: list[Snapshot] = []
@@ -66,6 +71,11 @@ class Engine:
     def over(self) -> bool:
         """Whether every round has ended."""
         return self.round > self.rounds
+
+    @property
+    def left(self) -> int | None:
+        """How many triggers this round still accepts; None: any number."""
+        return None if self.limits is None or self.over else self.limits[self.round - 1] - self._done
 
     # -- building: each operation stands alone and costs no Step
 
@@ -107,6 +117,8 @@ class Engine:
             errors.append("every round has ended")
         if not batch:
             errors.append("a batch holds at least one trigger")
+        if self.left is not None and len(batch) > self.left:
+            errors.append(f"this round accepts {self.left} more triggers, not {len(batch)}")
         for number, trigger in enumerate(batch, 1):
             name = f"t{seq}.{number}"
             record = {"trigger_id": name, **trigger.model_dump(), "write": None}
@@ -127,6 +139,8 @@ class Engine:
         if errors:
             for record in records:
                 record["write"] = None
+        else:
+            self._done += len(batch)
         return self._append("trigger", records, errors, None if errors else self.world.step)
 
     def _effect(self, trigger: Trigger) -> dict[str, Any] | None:
@@ -197,7 +211,7 @@ class Engine:
         row = self._append("end_round", [{"forced": forced}], [], None)
         state = json.loads(json.dumps(self.world.as_dict()))
         self.snapshots.append(Snapshot(self.round, self.world.step, len(self.log), self._hash, state))
-        self.round += 1
+        self.round, self._done = self.round + 1, 0
         return row
 
     def _append(self, kind: str, batch: list[dict[str, Any]], errors: list[str], step_after: int | None) -> Row:
@@ -213,12 +227,11 @@ class Engine:
         return row
 
 
-def replay(world: World, tier: Tier, rounds: int, log: Sequence[Row], where: str = "log") -> Engine:
-    """Apply saved rows to the initial world and compare every hash. Raises UserError where they differ.
+def replay(engine: Engine, log: Sequence[Row], where: str = "log") -> Engine:
+    """Apply saved rows to an engine at its beginning and compare every hash. Raises UserError where they differ.
 
     Rejected rows are repeated too: they must be rejected again, with the same words.
     """
-    engine = Engine(world, tier, rounds)
     for row in log:
         engine.call = row.get("call", "")
         made_by_engine = ("trigger_id", "write") if row["kind"] == "trigger" else ()

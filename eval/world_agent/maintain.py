@@ -74,7 +74,7 @@ class Game:
         self.folder.open(list(self.case.files))
         path = self.folder.path
         with Journal(path / "turns.jsonl") as turns, Journal(path / "log.jsonl") as log:
-            engine = Engine(self.case.world(self.tier), self.tier, len(self.case.rounds), log.put)
+            engine = self.case.engine(self.tier, log.put)
             asking = Asking(self.folder, turns, self.budget)
             while not engine.over:
                 yield from self._round(engine, asking)
@@ -93,7 +93,8 @@ class Game:
                                                           ensure_ascii=False))  # fmt: skip
         narrative = case.rounds[engine.round - 1].narrative
         story = told["round"].format(
-            number=engine.round, of=engine.rounds, step=engine.world.step, facts=case.facts, narrative=narrative
+            number=engine.round, of=engine.rounds, step=engine.world.step, most=engine.left, facts=case.facts,
+            narrative=narrative,
         )
         return [system(rules), user(story)]
 
@@ -178,8 +179,7 @@ def case_of(path: Path) -> Case:
 def replay_run(path: Path) -> Engine:
     """Apply the saved log to the initial world and compare every row and every frozen snapshot. Raises UserError."""
     run, case = read_run(path), case_of(path)
-    tier: Tier = run["tier"]
-    engine = replay(case.world(tier), tier, len(case.rounds), read_lines(path / "log.jsonl"), str(path / "log.jsonl"))
+    engine = replay(case.engine(run["tier"]), read_lines(path / "log.jsonl"), str(path / "log.jsonl"))
     saved = read_snapshots(path)
     for made, there in zip(engine.snapshots, saved, strict=False):
         if made != there:

@@ -4,10 +4,13 @@ oracle       builds what the tier lacks, then follows the reference course
 sloppy       the oracle, but it leaves out every fifth event and throws neighbouring batches together
 adversarial  unknown tools, wrong types, conflicts, loops of holders, endless talk; then it ends the round or doesn't
 idle         ends every round at once
+builder      builds all that it can and does nothing with it
+everything   everything that anybody could do, one thing after the other, whatever the story tells
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,7 +19,9 @@ from eval.world_agent.binding import trigger_of
 from eval.world_agent.cases import Case
 from eval.world_agent.contracts import Step
 from eval.world_agent.engine import BUILDS, Tier
+from eval.world_agent.expressions import Scalar
 from eval.world_agent.talk import Reply, Turn
+from eval.world_agent.world import FieldSpec
 from unify_agent.errors import UserError, nearest
 from unify_agent.judging import FunctionCall
 
@@ -24,6 +29,7 @@ Calls = list[tuple[str, Any]]
 """Name and arguments, of one turn."""
 AT_ONCE = 32
 """Calls that a policy puts into one turn."""
+MOST_TURNS = 30
 Plan = tuple[tuple[Step, ...], ...]
 
 
@@ -146,7 +152,48 @@ def idle(case: Case, tier: Tier) -> Scripted:
     return Scripted("idle", lambda _: [[("end_round", {})]])
 
 
-POLICIES = {"oracle": oracle, "sloppy": sloppy, "adversarial": adversarial, "idle": idle}
+def builder(case: Case, tier: Tier) -> Scripted:
+    """Builds whatever is lacking, and does nothing else."""
+    return follow(case, tier, [() for _ in case.rounds], "builder")
+
+
+def everything(case: Case, tier: Tier) -> Scripted:
+    """Tries every capability by every actor with every value, a trigger a batch, in each round anew."""
+    full, steps = case.full, []
+    for name, capability in full.capabilities.items():
+        actors: list[str | None] = [key for key, each in full.entities.items() if each.type == capability.owner_type]
+        choices = [_values(case, spec) for spec in capability.params.values()]
+        for actor, args in itertools.product(actors if capability.owner_type else [None], itertools.product(*choices)):
+            steps.append(Step(None, name, actor, dict(zip(capability.params, args, strict=True))))
+    build = building_calls(case, tier)
+    turns = [build[at : at + AT_ONCE] for at in range(0, len(build), AT_ONCE)]
+    calls = [batch_call([step]) for step in steps]
+    tries = [calls[at : at + AT_ONCE] for at in range(0, len(calls), AT_ONCE)]
+    first = [*turns, *tries][:MOST_TURNS]
+    return Scripted("everything", lambda number: [*(first if number == 1 else tries[:MOST_TURNS]), [("end_round", {})]])
+
+
+def _values(case: Case, spec: FieldSpec) -> list[Scalar]:
+    """Values that a parameter could be given."""
+    full = case.full
+    match spec.kind:
+        case "bool":
+            return [True, False]
+        case "enum":
+            return list(spec.values or ())
+        case "int":
+            return [1, -1, 2, -2, 3, -3]
+        case "str":
+            return ["word"]
+    if spec.of == "tile":
+        return list(full.tiles)
+    return [name for name, entity in full.entities.items() if spec.of in (None, entity.type)]
+
+
+POLICIES = {
+    "oracle": oracle, "sloppy": sloppy, "adversarial": adversarial, "idle": idle, "builder": builder,
+    "everything": everything,
+}  # fmt: skip
 
 
 def policy(name: str, case: Case, tier: Tier) -> Scripted:

@@ -15,7 +15,7 @@ from eval.world_agent.tools import Tools
 
 def rehearse(case: Case, tier: Tier, player: Scripted, turns: int = 40) -> Engine:
     """Play a case to its end."""
-    engine = Engine(case.world(tier), tier, len(case.rounds))
+    engine = case.engine(tier)
     tools = Tools(case, engine)
     while not engine.over:
         number = engine.round

@@ -148,7 +148,7 @@ class Tools:
             "define_type": lambda a: _told(self.engine.define_type(a.id, a.fields)),
             "create_entity": lambda a: _told(self.engine.create_entity(a.id, a.type, a.holder, a.fields, a.name)),
             "define_capability": self._capability,
-            "trigger": lambda a: _told(self.engine.trigger(a.batch)),
+            "trigger": lambda a: _told(self.engine.trigger(a.batch)) | {"triggers_left": self.engine.left},
             "end_round": lambda a: _told(self.engine.end_round()),
         }  # fmt: skip
         return carry_out[call.name](TOOLS[call.name].model_validate(arguments))

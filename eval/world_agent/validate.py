@@ -37,7 +37,7 @@ def check_case(case: Case) -> list[str]:
         for item in (item for round_ in result["rounds"] for item in round_["items"]):
             if not item["passed"]:
                 found.append(f"tier {tier}: the oracle fails {item['id']}: {item['reason']}")
-        if replay(case.world(tier), tier, len(case.rounds), engine.log).snapshots != engine.snapshots:
+        if replay(case.engine(tier), engine.log).snapshots != engine.snapshots:
             found.append(f"tier {tier}: a replay leads elsewhere")
         nothing = judged(case, rehearse(case, tier, idle(case, tier)))
         if nothing["total"]["completion"] != "0.0000":

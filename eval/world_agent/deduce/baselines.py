@@ -47,7 +47,7 @@ class Baseline:
             action = WAIT
         plain = None if action == WAIT else action
         said = self._part(question, question.t1, plain)
-        said["fired"] = sorted(self._fired(question, plain))
+        said["fired"] = self._fired(question, plain)
         if question.mode == "m2":
             said["action"] = action
         if question.deep:
@@ -60,12 +60,14 @@ class Baseline:
         found = PREDICTORS[self.name](self, question, until, action)
         return {"changes": found} if found else {"changes": {}, "nothing_changes": True}
 
-    def _fired(self, question: Question, action: str | None) -> frozenset[str]:
+    def _fired(self, question: Question, action: str | None) -> dict[str, int]:
         if self.name in ("oracle", "noisy"):
             return question.world.branch().run(question.t1, action).fired_since(question.t0)
         if self.name == "zero":
             return Simulation.begin(self.family, self.fold).run(question.t1).fired_since(question.t0)
-        return frozenset()
+        if self.name == "common":
+            return dict.fromkeys(self.family.rules, 1)
+        return {}
 
 
 def _nothing(player: Baseline, question: Question, until: int, action: str | None) -> Changes:
@@ -97,7 +99,7 @@ def _zero(player: Baseline, question: Question, until: int, action: str | None) 
 
 
 def _common(player: Baseline, question: Question, until: int, action: str | None) -> Changes:
-    """For each field its most frequent value on the zero-intervention timeline."""
+    """For each field its most frequent value on the zero-intervention timeline; every rule is said to fire."""
     return {path: value for path, value in player.common.items() if not same(value, question.seen[path])}
 
 

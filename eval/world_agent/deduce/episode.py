@@ -83,7 +83,7 @@ class Episode:
                 events.put({
                     "number": question.number, "t0": question.t0, "t1": question.t1, "action": action,
                     "rejected": rejected, "answered": prediction is not None,
-                    "fired": sorted(walk.world.fired_since(question.t0)), "seen": walk.world.seen(),
+                    "fired": walk.world.fired_since(question.t0), "seen": walk.world.seen(),
                     "state_hash": walk.world.hash(),
                 })  # fmt: skip
 
@@ -112,7 +112,7 @@ def replay_episode(path: Path) -> list[tuple[Question, dict[str, Any]]]:
         if refusal := walk.world.refusal(event["action"]):
             raise UserError(f"{path / 'events.jsonl'}: event {event['number']}: {refusal}")
         walk.advance(event["action"])
-        made = walk.world.hash(), walk.world.seen(), sorted(walk.world.fired_since(question.t0))
+        made = walk.world.hash(), walk.world.seen(), walk.world.fired_since(question.t0)
         if made != (event["state_hash"], event["seen"], event["fired"]):
             raise UserError(f"{path / 'events.jsonl'}: event {event['number']} replays differently")
         found.append((question, event))
@@ -175,7 +175,7 @@ def score_episode(path: Path) -> dict[str, Any]:
     return result
 
 
-def _readout(values: list[tuple[Fraction, Fraction | None]], missing: int) -> dict[str, Any]:
+def _readout(values: list[tuple[Fraction, Fraction]], missing: int) -> dict[str, Any]:
     """The mean of a readout; null as long as a question of it is unanswered."""
     answered = mean(f for f, _ in values)
     return {

@@ -64,7 +64,7 @@ class Prediction:
 
     action: str | None
     changes: Changes
-    fired: frozenset[str]
+    fired: Mapping[str, int]
     lookahead: Changes | None = None
     counterfactual: Changes | None = None
 
@@ -115,8 +115,8 @@ def read_answer(text: str, question: Question) -> Prediction:
     if value is None:
         raise Problem('there is no JSON object with "changes"')
     fired = value.get("fired")
-    if not isinstance(fired, list) or not all(isinstance(each, str) for each in fired):
-        raise Problem('"fired" is asked for: a list of ids of rules')
+    if not isinstance(fired, dict) or not all(type(times) is int and times > 0 for times in fired.values()):
+        raise Problem('"fired" is asked for: an object of ids of rules and how many times each fires, at least 1')
     for each in fired:
         if each not in family.rules:
             raise Problem(f'"fired": no rule {each!r}{nearest(each, family.rules)}')
@@ -126,7 +126,7 @@ def read_answer(text: str, question: Question) -> Prediction:
     other = _changes(value.get("counterfactual"), family, '"counterfactual"') if question.deep else None
     if question.mode == "m2" and (refusal := question.world.refusal(action)):
         raise Refused(refusal)
-    return Prediction(action, changes, frozenset(fired), ahead, other)
+    return Prediction(action, changes, fired, ahead, other)
 
 
 class Refused(Problem):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -32,22 +32,16 @@ def path_f1(predicted: Mapping[str, Scalar], wanted: Mapping[str, Scalar]) -> Fr
     return f1(len(predicted.keys() & wanted.keys()), len(predicted), len(wanted))
 
 
-def set_f1(predicted: Iterable[str], wanted: Iterable[str]) -> Fraction:
-    """F1 of two sets of ids."""
-    a, b = set(predicted), set(wanted)
-    return f1(len(a & b), len(a), len(b))
-
-
 def readout_values(
     question: Question, event: Mapping[str, Any], said: Prediction
-) -> dict[str, tuple[Fraction, Fraction | None]]:
-    """Each readout of a question: F1, and F1 of the paths alone where there are paths."""
+) -> dict[str, tuple[Fraction, Fraction]]:
+    """Each readout of a question: F1, and F1 of the paths alone (of rules: of which fired, however often)."""
     start = question.world.seen()
     wanted = changes(start, event["seen"])
     main = "segment" if question.mode == "m1" else "interval"
-    found: dict[str, tuple[Fraction, Fraction | None]] = {
+    found: dict[str, tuple[Fraction, Fraction]] = {
         main: (field_f1(said.changes, wanted), path_f1(said.changes, wanted)),
-        "rules": (set_f1(said.fired, event["fired"]), None),
+        "rules": (field_f1(said.fired, event["fired"]), path_f1(said.fired, event["fired"])),
     }
     if question.deep:
         ahead = truth(question.world, question.t0 + AHEAD, said.action)

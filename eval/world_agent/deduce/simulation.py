@@ -8,6 +8,7 @@ Numbers are kept within their field's bounds after each of the three parts.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -120,9 +121,9 @@ class Simulation:
         """The visible fields."""
         return {name: self.state[name] for name in self.family.visible}
 
-    def fired_since(self, t: int) -> frozenset[str]:
-        """Ids of the rules that fired in (t, now]."""
-        return frozenset().union(*self.fired[t:])
+    def fired_since(self, t: int) -> dict[str, int]:
+        """The rules that fired in (t, now], each with the number of units in which it did."""
+        return dict(sorted(Counter(name for unit in self.fired[t:] for name in unit).items()))
 
     def hash(self) -> str:
         """SHA-256 over time and state."""

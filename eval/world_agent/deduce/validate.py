@@ -55,8 +55,9 @@ def check_family(family: Family) -> list[str]:
                 found.append(f"{mode}: the oracle scores {decimal(value)} in {readout}")
         for name in WEAK:
             for readout, value in rehearse(family, mode, name).items():
-                own_truth = mode == "m1" and name == "zero"  # nobody intervenes, so the timeline is the answer
-                if readout != "rules" and not own_truth and value >= HALF:
+                # in m1 nobody intervenes, so the timeline is the answer; in m2 most rules fire as they would anyway
+                own_truth = name == "zero" and (mode == "m1" or readout == "rules")
+                if not own_truth and value >= HALF:
                     found.append(f"{mode}: {name!r}, which knows no rule, scores {decimal(value)} in {readout}")
     return found + check_naming(family) + check_use(family)
 
@@ -124,7 +125,7 @@ def check_use(family: Family) -> list[str]:
                 question = walk.question()
                 impossible -= {name for name in impossible if not walk.world.refusal(name)}
                 walk.advance(read_answer(player.answer(question).text, question).action)
-            idle_rules -= walk.world.fired_since(0)
+            idle_rules -= walk.world.fired_since(0).keys()
     return [f"rule {name!r} never fires" for name in sorted(idle_rules)] + [
         f"action {name!r} is never possible" for name in sorted(impossible)
     ]
