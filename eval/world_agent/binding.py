@@ -82,7 +82,6 @@ class Effect:
     path: str
     new: Scalar
     delta: int | None
-    changes: bool
 
     @property
     def moves(self) -> bool:
@@ -98,7 +97,7 @@ class Effect:
         """Whether a trigger does the same: the same value in the same place, or, where the player chose the names
         itself, a change of the same sort."""
         write = done.write
-        if write is None or (self.changes and same(write["old"], write["new"])):
+        if write is None or same(write["old"], write["new"]):
             return False
         if tier == "extreme":
             return write["path"].endswith(".holder") == self.moves
@@ -151,8 +150,7 @@ def _effects(case: Case) -> dict[str, list[Effect | Act]]:
                 else:
                     added = definition is not None and definition.op == "add"
                     delta = write["new"] - write["old"] if added else None
-                    effect = Effect(write["path"], write["new"], delta, not same(write["old"], write["new"]))
-                    result.setdefault(step.event, []).append(effect)
+                    result.setdefault(step.event, []).append(Effect(write["path"], write["new"], delta))
     return result
 
 
@@ -195,7 +193,7 @@ class Bindings:
         """The first effect that no trigger brings. In tier extreme one trigger may bring several of one sort, for the
         player decided what its capabilities do; else each effect has its own."""
         free = list(found)
-        for effect in sorted(effects, key=lambda each: isinstance(each, Effect) and not each.changes):
+        for effect in effects:
             match = next((done for done in free if effect.met(done, self.tier)), None)
             if match is None:
                 return effect

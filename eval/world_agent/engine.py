@@ -126,7 +126,7 @@ class Engine:
             try:
                 record["write"] = self._effect(trigger)
             except (Refusal, ExpressionError) as error:
-                errors.append(f"{name} ({trigger.capability}): {error}")
+                errors.append(f"{name} ({trigger.capability[:48]}): {error}")
         written: dict[str, str] = {}
         for record in records:
             if (write := record["write"]) is not None:
@@ -148,7 +148,7 @@ class Engine:
         capability = world.capabilities.get(trigger.capability)
         if capability is None:
             known = nearest(trigger.capability, list(world.capabilities))
-            raise Refusal(f"no capability {trigger.capability!r}{known}")
+            raise Refusal(f"no capability {trigger.capability[:48]!r}{known}")
         names: dict[str, Scalar] = {}
         if capability.owner_type is None:
             if trigger.actor is not None:

@@ -121,6 +121,8 @@ def _row(own: Sequence[Score]) -> dict[str, Any]:
     for name in READOUTS:
         asked = [score["readouts"][name]["f1"] for score in own if name in score["readouts"]]
         row[name] = None if None in asked else average([float(value) for value in asked])
+    sets = [score["readouts"]["rules"]["path_f1"] for score in own]
+    row["rule_set"] = None if row["rules"] is None else average([float(value) for value in sets])
     acts = own[0]["mode"] == "m2"
     kept = [float(value) for score in own for value in score["outcome"]["upkeep"].values()]
     row["goal"] = average([float(score["outcome"]["goal"]) for score in own]) if acts else None

@@ -15,10 +15,10 @@ class Journal:
     """The records of a file, in order. A torn last line is dropped. One process writes a journal at a time.
 
     A process that repeats its work from the start uses `put`: it compares with the old records first and appends
-    after them.
+    after them. `keys`: what each record has.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *keys: str):
         self.path, self.at = path, 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab")
@@ -27,7 +27,7 @@ class Journal:
         except BlockingIOError:
             self._file.close()
             raise UserError(f"{path}: another process writes here; wait, or choose another --out") from None
-        self.records = read_lines(path)
+        self.records = read_lines(path, *keys)
         self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, record: dict[str, Any]) -> None:
@@ -61,8 +61,9 @@ def _line(record: dict[str, Any]) -> bytes:
     return (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a journal; [] where there is none. Raises UserError for a line that is no record."""
+def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
+    """The whole records of a journal, each with these keys; [] where there is none. Raises UserError for a line that
+    is no such record."""
     if not path.is_file():
         return []
     records = []
@@ -71,7 +72,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             record = json.loads(line.decode("utf-8", "surrogatepass"))
         except ValueError:
             raise UserError(f"{path}:{number}: not a line of this record") from None
-        if not isinstance(record, dict):
+        if not isinstance(record, dict) or not all(key in record for key in keys):
             raise UserError(f"{path}:{number}: not a line of this record")
         records.append(record)
     return records

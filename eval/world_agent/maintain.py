@@ -32,6 +32,8 @@ ENGINE = (
     "expressions.py", "world.py", "engine.py", "tools.py", "cases.py", "rounds.py", "shorthand.py", "contracts.py",
     "judging.py", "binding.py", "scoring.py",
 )  # fmt: skip
+ROW = ("seq", "round", "kind", "batch", "accepted", "step_after", "state_hash")
+JUDGMENT = ("item", "verdict", "judge", "served")
 MOST_CALLS = 32
 """Calls of one turn that are carried out; more are answered with an error."""
 
@@ -73,7 +75,7 @@ class Game:
         """The run as a conversation; see `play`."""
         self.folder.open(list(self.case.files))
         path = self.folder.path
-        with Journal(path / "turns.jsonl") as turns, Journal(path / "log.jsonl") as log:
+        with Journal(path / "turns.jsonl", "reply") as turns, Journal(path / "log.jsonl") as log:
             engine = self.case.engine(self.tier, log.put)
             asking = Asking(self.folder, turns, self.budget)
             while not engine.over:
@@ -133,7 +135,7 @@ class Game:
 
 def judge_run(path: Path, judge: ReferenceJudge | ChatJudge, questions: list[Question]) -> int:
     """Ask the judge what is still open and keep each verdict. Returns how many questions stay open."""
-    with Journal(path / "judgments.jsonl") as journal:
+    with Journal(path / "judgments.jsonl", *JUDGMENT) as journal:
         for record in journal.records:
             if record["judge"] != judge.identity:
                 raise UserError(f"{path}: has verdicts of {record['judge']['judge']!r}; judges are never mixed")
@@ -179,7 +181,7 @@ def case_of(path: Path) -> Case:
 def replay_run(path: Path) -> Engine:
     """Apply the saved log to the initial world and compare every row and every frozen snapshot. Raises UserError."""
     run, case = read_run(path), case_of(path)
-    engine = replay(case.engine(run["tier"]), read_lines(path / "log.jsonl"), str(path / "log.jsonl"))
+    engine = replay(case.engine(run["tier"]), read_lines(path / "log.jsonl", *ROW), str(path / "log.jsonl"))
     saved = read_snapshots(path)
     for made, there in zip(engine.snapshots, saved, strict=False):
         if made != there:
@@ -197,8 +199,8 @@ def score_run(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: {len(snapshots)} of {len(case.rounds)} rounds are played; finish it first", INCOMPLETE
         )
-    judgments = read_lines(path / "judgments.jsonl")
-    turns = [record["reply"] for record in read_lines(path / "turns.jsonl")]
+    judgments = read_lines(path / "judgments.jsonl", *JUDGMENT)
+    turns = [record["reply"] for record in read_lines(path / "turns.jsonl", "reply")]
     result = {
         "track": "maintain", "case": case.id, "language": case.language, "tier": run["tier"], "size": case.size,
         "genre": case.genre, "player": run["player"]["player"], "served": run["served"], "digests": run["digests"],
@@ -207,7 +209,7 @@ def score_run(path: Path) -> dict[str, Any]:
             "turns": len(turns), "tokens_in": sum(each["tokens_in"] for each in turns),
             "tokens_out": sum(each["tokens_out"] for each in turns),
         },
-        **score(case, run["tier"], read_lines(path / "log.jsonl"), snapshots,
+        **score(case, run["tier"], read_lines(path / "log.jsonl", *ROW), snapshots,
                 {record["item"]: record["verdict"] for record in judgments}),
     }  # fmt: skip
     write_json(path / "score.json", result)

@@ -162,7 +162,7 @@ def everything(case: Case, tier: Tier) -> Scripted:
     full, steps = case.full, []
     for name, capability in full.capabilities.items():
         actors: list[str | None] = [key for key, each in full.entities.items() if each.type == capability.owner_type]
-        choices = [_values(case, spec) for spec in capability.params.values()]
+        choices = [values_of(case, spec) for spec in capability.params.values()]
         for actor, args in itertools.product(actors if capability.owner_type else [None], itertools.product(*choices)):
             steps.append(Step(None, name, actor, dict(zip(capability.params, args, strict=True))))
     build = building_calls(case, tier)
@@ -173,7 +173,7 @@ def everything(case: Case, tier: Tier) -> Scripted:
     return Scripted("everything", lambda number: [*(first if number == 1 else tries[:MOST_TURNS]), [("end_round", {})]])
 
 
-def _values(case: Case, spec: FieldSpec) -> list[Scalar]:
+def values_of(case: Case, spec: FieldSpec) -> list[Scalar]:
     """Values that a parameter could be given."""
     full = case.full
     match spec.kind:

@@ -25,7 +25,7 @@ def write_page(runs: list[Path], out: Path) -> Path:
     if score.is_file():
         items = {each["round"]: each["items"] for each in read_json(score, "score")["rounds"]}
     data = {
-        "tiles": start["tiles"], "entities": start["entities"], "rows": engine.log, "items": items,
+        **{part: start[part] for part in ("tiles", "types", "entities")}, "rows": engine.log, "items": items,
         "narratives": [round_.narrative for round_ in case.rounds],
     }  # fmt: skip
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")

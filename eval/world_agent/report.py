@@ -76,8 +76,8 @@ def _maintain_part(figures: dict[str, Any]) -> str:
 
 def _deduce_part(figures: dict[str, Any]) -> str:
     parts = [tag("h2", "Deduction")]
-    columns = {"player": 0, "mode": 0, "condition": 0, "episodes": 0, **dict.fromkeys(READOUTS, 3), "goal": 2,
-               "upkeep": 2, "rejected": 1, "unanswered": 0}  # fmt: skip
+    columns = {"player": 0, "mode": 0, "condition": 0, "episodes": 0, **dict.fromkeys((*READOUTS, "rule_set"), 3),
+               "goal": 2, "upkeep": 2, "rejected": 1, "unanswered": 0}  # fmt: skip
     for case in sorted({row["case"] for row in figures["rows"]}):
         own = [row for row in figures["rows"] if row["case"] == case]
         parts += [tag("h3", escape(case)), table(list(columns), _rows(own, columns), len(columns) - 3)]

@@ -19,7 +19,7 @@ from unify_agent.errors import UserError
 from unify_agent.files import digest, read_json, write_bytes, write_json
 
 HERE = Path(__file__).parent
-FORMAT = 1
+FORMAT = 2
 
 
 def source_digest(*patterns: str) -> str:

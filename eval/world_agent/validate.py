@@ -2,18 +2,20 @@
 
 Traces are proved by loading: every requirement has a mark in the narrative so far or in the facts. The rest is played:
 the oracle scores 1.0 in every tier; its log replays to the same hashes; an idle player completes nothing; two causally
-linked batches in the wrong order cost exactly the relations that their Steps settle, and nothing else.
+linked batches in the wrong order cost exactly the relations that their Steps settle, and nothing else; each prohibition
+can be broken, and then it is lost.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 from eval.world_agent.binding import run_reference
 from eval.world_agent.cases import Case
-from eval.world_agent.contracts import Interval, settle
+from eval.world_agent.contracts import Interval, Probe, Step, settle
 from eval.world_agent.engine import TIERS, replay
-from eval.world_agent.policies import Plan, follow, idle, oracle, sloppy
+from eval.world_agent.policies import Plan, follow, idle, oracle, sloppy, values_of
 from eval.world_agent.rehearse import judged, rehearse
 
 LIMITS = {"small": (3, 10), "medium": (5, 25), "large": (9, 60)}
@@ -45,7 +47,7 @@ def check_case(case: Case) -> list[str]:
         careless = judged(case, rehearse(case, tier, sloppy(case, tier)))
         if careless["total"]["completion"] == "1.0000" or careless["total"]["relation"] == "1.0000":
             found.append(f"tier {tier}: a sloppy player loses nothing")
-    return found + check_order(case)
+    return found + check_order(case) + check_probes(case)
 
 
 def swaps(case: Case) -> Iterator[tuple[int, int, int]]:
@@ -99,3 +101,39 @@ def check_order(case: Case) -> list[str]:
     if not tried:
         found.append("no two causally linked batches can change places")
     return found
+
+
+def forbidden_steps(case: Case, probe: Probe) -> Iterator[Step]:
+    """Triggers that a prohibition names, with everything that it leaves open filled in."""
+    pattern, capability = probe.pattern, case.full.capabilities[probe.pattern.capability]
+    actors = [pattern.actor]
+    if pattern.actor == "*":
+        actors = [name for name, each in case.full.entities.items() if each.type == capability.owner_type]
+    choices = [
+        [pattern.args[key]] if key in pattern.args else values_of(case, spec) for key, spec in capability.params.items()
+    ]
+    for actor, args in itertools.product(actors, itertools.product(*choices)):
+        yield Step(None, pattern.capability, actor, dict(zip(capability.params, args, strict=True)))
+
+
+def check_probes(case: Case) -> list[str]:
+    """Whether each prohibition is lost by a player who does what it forbids as soon as it is in force."""
+    found = []
+    for number, round_ in enumerate(case.rounds, 1):
+        for probe in round_.probes:
+            if not any(_lost(case, probe, step) for step in forbidden_steps(case, probe)):
+                found.append(f"round {number}: nobody can break {probe.id!r}, or breaking it costs nothing")
+    return found
+
+
+def _lost(case: Case, probe: Probe, step: Step) -> bool:
+    plans = [list(round_.plan) for round_ in case.rounds]
+    place = [(k, n) for k, plan in enumerate(plans) for n, batch in enumerate(plan) if _brings(batch, probe.after)][-1]
+    plans[place[0]].insert(place[1] + 1, (step,))
+    result = judged(case, rehearse(case, "easy", follow(case, "easy", map(tuple, plans), "forbidden")))
+    items = (item for round_ in result["rounds"] for item in round_["items"])
+    return any(item["id"] == probe.id and not item["passed"] for item in items)
+
+
+def _brings(batch: tuple[Step, ...], event: str) -> bool:
+    return any(step.event == event for step in batch)

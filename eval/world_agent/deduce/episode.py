@@ -27,6 +27,7 @@ from unify_agent.files import digest, write_json
 from unify_agent.judging import assistant, system, user
 
 ENGINE = ("expressions.py", "deduce/family.py", "deduce/simulation.py", "deduce/questions.py", "deduce/readouts.py")
+EVENT = ("number", "action", "rejected", "answered", "fired", "seen", "state_hash")
 
 
 class Episode:
@@ -57,7 +58,7 @@ class Episode:
         """The episode as a conversation; see `play`."""
         self.folder.open([file for file in self.family.files if file.is_file()])
         path, told = self.folder.path, words(self.family.language)
-        with Journal(path / "answers.jsonl") as answers, Journal(path / "events.jsonl") as events:
+        with Journal(path / "answers.jsonl", "number", "reply") as answers, Journal(path / "events.jsonl") as events:
             asking, walk = Asking(self.folder, answers, self.budget), Walk(self.family, self.mode, self.fold)
             messages = [system(brief(self.family, self.mode, self.condition))]
             while not walk.over:
@@ -104,7 +105,7 @@ def replay_episode(path: Path) -> list[tuple[Question, dict[str, Any]]]:
     """
     run, family = read_run(path), family_of(path)
     walk, found = Walk(family, run["mode"], run["fold"]), []
-    events = read_lines(path / "events.jsonl")
+    events = read_lines(path / "events.jsonl", *EVENT)
     for event in events:
         if walk.over:
             raise UserError(f"{path / 'events.jsonl'}: more than {walk.of} events")
@@ -137,7 +138,7 @@ def score_episode(path: Path) -> dict[str, Any]:
     walk = Walk(family, run["mode"], run["fold"])
     if len(played) != walk.of:
         raise UserError(f"{path}: {len(played)} of {walk.of} questions are played; finish it first", INCOMPLETE)
-    answers = read_lines(path / "answers.jsonl")
+    answers = read_lines(path / "answers.jsonl", "number", "reply")
     questions, values = [], {name: [] for name in READOUTS}  # type: ignore[var-annotated]
     missing = dict.fromkeys(READOUTS, 0)
     for question, event in played:

@@ -109,7 +109,9 @@ def check_naming(family: Family) -> list[str]:
         hidden = [name for name, field in file.fields.items() if field.hidden]
         if shown := next((name for name in hidden if name in told), None):
             found.append(f"{mode}: the hidden field {shown!r} shows under naming")
-    for text in (rule.about for rule in rules):
+    texts = [file.intro, file.role, file.task.about, *(rule.about for rule in rules)]
+    texts += [each.about for each in file.fields.values()] + [each.about for each in file.upkeep.values()]
+    for text in texts:
         if re.search(r"\d", text):
             found.append(f"a description holds a number: {text!r}")
     return found

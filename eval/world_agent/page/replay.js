@@ -10,24 +10,34 @@ const made = (name, text, kind) => {
 };
 
 function stateAt(index) {
-  const entities = structuredClone(data.entities);
+  const entities = Object.assign(Object.create(null), structuredClone(data.entities));
+  const ground = Object.fromEntries(Object.entries(data.tiles).map(([id, tile]) => [id, { ...tile.fields }]));
+  const types = { ...data.types };
   const changed = new Set();
   for (let k = 0; k < index; k++) {
     const row = data.rows[k];
     if (!row.accepted) continue;
     for (const item of row.batch) {
-      if (row.kind === "create_entity")
-        entities[item.id] = { type: item.type, name: item.name || item.id, holder: item.holder, fields: { ...item.fields } };
+      if (row.kind === "define_type") types[item.id] = { fields: item.fields };
+      if (row.kind === "create_entity") {
+        const fields = Object.entries(types[item.type].fields).map(([key, spec]) => [key, item.fields[key] ?? start(spec)]);
+        entities[item.id] = { type: item.type, name: item.name || item.id, holder: item.holder, fields: Object.fromEntries(fields) };
+      }
       if (row.kind === "trigger" && item.write) {
         const [owner, field] = item.write.path.split(".");
-        if (!(owner in entities)) continue;
-        if (field === "holder") entities[owner].holder = item.write.new;
+        if (!(owner in entities)) ground[owner][field] = item.write.new;
+        else if (field === "holder") entities[owner].holder = item.write.new;
         else entities[owner].fields[field] = item.write.new;
         if (k === index - 1) changed.add(owner);
       }
     }
   }
-  return { entities, changed };
+  return { entities, ground, changed };
+}
+
+function start(spec) {
+  if (spec.default !== undefined && spec.default !== null) return spec.default;
+  return { int: spec.low ?? 0, bool: false, str: "", enum: spec.values?.[0], ref: null }[spec.kind];
 }
 
 function placeOf(entities, name) {
@@ -56,15 +66,19 @@ function drawMap() {
     const box = made("div", undefined, "spot");
     box.id = `tile-${id}`;
     box.style.left = `${tile.at[0] * WIDE + 10}px`; box.style.top = `${tile.at[1] * HIGH + 10}px`;
-    box.append(made("b", tile.name), made("div", undefined, "chips"));
+    box.append(made("b", tile.name), made("small"), made("div", undefined, "chips"));
     one("map").append(box);
   }
 }
 
 function show(index) {
-  const { entities, changed } = stateAt(index);
+  const { entities, ground, changed } = stateAt(index);
   const row = index > 0 ? data.rows[index - 1] : null;
   for (const box of document.querySelectorAll(".chips")) box.replaceChildren();
+  for (const [id, fields] of Object.entries(ground)) {
+    const text = Object.entries(fields).map(([key, value]) => `${key} ${value}`).join(", ");
+    document.querySelector(`#tile-${CSS.escape(id)} small`).textContent = text;
+  }
   const away = [];
   for (const [id, entity] of Object.entries(entities)) {
     const { tile, through } = placeOf(entities, id);
