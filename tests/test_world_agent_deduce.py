@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -22,7 +23,7 @@ from eval.world_agent.deduce.episode import (
 )
 from eval.world_agent.deduce.family import known_families, load_family
 from eval.world_agent.deduce.questions import Problem, Refused, Walk, read_answer
-from eval.world_agent.deduce.readouts import asked_of, field_f1, path_f1
+from eval.world_agent.deduce.readouts import asked_of, field_f1, path_f1, readout_values
 from eval.world_agent.deduce.simulation import Simulation, changes, timeline
 from eval.world_agent.deduce.validate import check_family, check_naming, freeze, rehearse
 from eval.world_agent.talk import Reply
@@ -38,12 +39,15 @@ def family(tmp_path):
 # -- the engine
 
 
-def test_actors_act_first_then_the_player_then_all_processes_on_one_state(family):
-    world = Simulation.begin(family, 2)  # nine in the tub
+def test_actors_act_first_then_the_player_then_all_processes_on_one_state(tmp_path):
+    text = FAMILY.replace("processes:", "  tub.mark: {start: 0, about: how high the water stood}\nprocesses:", 1)
+    text = text.replace("  soaking:", "  marking: {about: The water leaves a mark., do: [tub.mark = tub.water]}\n  soaking:")
+    world = Simulation.begin(tiny_family(tmp_path, text), 2)  # nine in the tub
     world.step("bail")
     # the cat drinks one, the keeper bails five, one hole and two of rain drip; rotting read the same hole
     assert world.state["tub.water"] == 9 - 1 - 5 + 1 + 2 and world.state["roof.hole"] == 2
-    assert world.fired[0] == {"cat.drinks", "dripping", "rotting"}
+    assert world.state["tub.mark"] == 9 - 1 - 5, "as it stood before any process, after actor and player"
+    assert world.fired[0] == {"cat.drinks", "dripping", "rotting", "marking"}
 
 
 def test_processes_commit_in_priority_order_and_numbers_stay_in_bounds(tmp_path):
@@ -231,6 +235,27 @@ def test_an_impossible_action_costs_no_time_and_is_counted(family, tmp_path):
     assert any("not possible now" in message.parts[0] for message in player.messages)
     with pytest.raises(Refused):
         read_answer(json.dumps(WHOLE | {"action": "bail"}), question(family))
+
+
+def test_a_look_ahead_reaches_48_units_and_another_action_branches_from_the_saved_state(tmp_path):
+    """What is scored against is what the engine does, from the state of the question, whatever the player did."""
+    text = FAMILY.replace("processes:", "  clock.count: {start: 0, about: strokes of the clock}\nprocesses:", 1)
+    text = text.replace("  soaking:", "  striking: {about: The clock strikes., do: [clock.count += 1]}\n  soaking:")
+    family = tiny_family(tmp_path, text)
+    episode(family, tmp_path / "run").play()
+    asked, event = replay_episode(tmp_path / "run")[0]
+    assert asked.deep and event["action"] == "patch with=wax" and asked.alternative is None
+    alone = Simulation.begin(family, 0)
+    ahead = changes(alone.seen(), alone.branch().run(48, "patch with=wax").seen())
+    other = changes(alone.seen(), alone.branch().run(3).seen())
+    said = read_answer(baseline("oracle", family, 0).answer(asked).text, asked)
+    assert (said.lookahead, said.counterfactual) == (ahead, other) and other != said.changes
+    assert ahead["clock.count"] == 48 and other["clock.count"] == 3
+    for part, truth in (("lookahead", ahead), ("counterfactual", other)):
+        for path in truth:
+            wrong = replace(said, **{part: {**truth, path: "x"}})
+            assert readout_values(asked, event, wrong)[part][0] == 1 - Fraction(1, len(truth))
+    assert readout_values(asked, event, said)["interval"][0] == 1
 
 
 def test_predictions_do_not_change_the_world(family, tmp_path):

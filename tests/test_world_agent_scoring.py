@@ -135,6 +135,10 @@ def test_an_open_question_leaves_no_total_and_no_zero(case):
     assert result["total"] is None
     assert result["unresolved"] == ["e4", "u1", "r3"], "and what depends on it"
     assert result["rounds"][1]["completion"] is None and result["rounds"][0]["completion"] == "1.0000"
+    verdicts = verdicts_of(case, engine, ReferenceJudge(case, engine.log))
+    del verdicts["e3"]
+    first = score(case, "easy", engine.log, engine.snapshots, verdicts)["rounds"][0]
+    assert first["completion"] is None and first["relation"] is None, "what is answered beside it makes no mean"
 
 
 def test_structure_must_be_built_and_used_where_it_is_not_given(case):
