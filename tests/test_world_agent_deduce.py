@@ -41,7 +41,8 @@ def family(tmp_path):
 
 def test_actors_act_first_then_the_player_then_all_processes_on_one_state(tmp_path):
     text = FAMILY.replace("processes:", "  tub.mark: {start: 0, about: how high the water stood}\nprocesses:", 1)
-    text = text.replace("  soaking:", "  marking: {about: The water leaves a mark., do: [tub.mark = tub.water]}\n  soaking:")
+    marking = "  marking: {about: The water leaves a mark., do: [tub.mark = tub.water]}\n"
+    text = text.replace("  soaking:", marking + "  soaking:")
     world = Simulation.begin(tiny_family(tmp_path, text), 2)  # nine in the tub
     world.step("bail")
     # the cat drinks one, the keeper bails five, one hole and two of rain drip; rotting read the same hole

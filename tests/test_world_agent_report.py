@@ -6,14 +6,14 @@ import json
 import shutil
 
 import pytest
-from world_agent_tools import tiny_case, tiny_family
+from world_agent_tools import CASE, tiny_case, tiny_family
 
 from eval.world_agent.deduce.baselines import baseline
 from eval.world_agent.deduce.episode import Episode, score_episode
 from eval.world_agent.figures import decline, deduce_figures, maintain_figures
 from eval.world_agent.judging import ReferenceJudge
 from eval.world_agent.maintain import Game, maintain
-from eval.world_agent.policies import policy
+from eval.world_agent.policies import Scripted, policy
 from eval.world_agent.replay_page import write_page
 from eval.world_agent.report import read_scores, write_report
 from eval.world_agent.statistics import paired, pearson
@@ -185,4 +185,28 @@ def test_the_page_replays_a_run_step_by_step_on_its_map(runs, tmp_path, browser)
     page.keyboard.press("ArrowLeft")
     assert f"row {rows - 2} of" in page.locator("#place").inner_text()
     assert faults == []
+    page.close()
+
+
+def test_the_page_shows_fields_of_tiles_and_what_a_thing_begins_with(tmp_path, browser):
+    text = CASE.replace("name: the hall, at: [1, 0]", "name: the hall, at: [1, 0], fields: {wet: no}")
+    case = tiny_case(tmp_path, text)
+    flood = {"target": "hall", "field": "wet", "value": "'yes'"}
+    build = [
+        ("define_type", {"id": "constructor", "fields": {"full": {"kind": "bool"}, "size": {"kind": "int", "low": 2}}}),
+        ("create_entity", {"id": "constructor", "type": "constructor", "holder": "hall"}),
+        ("define_capability", {"id": "flood", "write": flood}), ("trigger", {"batch": [{"capability": "flood"}]}),
+    ]  # fmt: skip
+    player = Scripted("builder", lambda number: [[*(build if number == 1 else []), ("end_round", {})]])
+    Game(tmp_path / "run", case, "extreme", player, 2).play()
+    page = browser.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(write_page([tmp_path / "run"], tmp_path / "page.html").as_uri())
+    assert page.locator("#tile-hall small").inner_text() == "wet no"
+    for _ in build:
+        page.click("#next")
+    assert page.locator("#tile-hall small").inner_text() == "wet yes"
+    chip = page.locator("#tile-hall [data-entity=constructor]")
+    assert chip.get_attribute("title") == "constructor: full false, size 2" and faults == []
     page.close()
