@@ -13,6 +13,8 @@ from world_agent_tools import CASE, tiny_case, verdicts_of
 
 from eval.world_agent.binding import trigger_of
 from eval.world_agent.cases import load
+from eval.world_agent.deduce.family import load_family
+from eval.world_agent.deduce.validate import check_family, freeze
 from eval.world_agent.engine import Engine, replay
 from eval.world_agent.judging import ReferenceJudge
 from eval.world_agent.maintain import words
@@ -86,6 +88,14 @@ def test_the_example_of_the_guide_is_a_sound_case(tmp_path, monkeypatch):
     path.write_text(example, encoding="utf-8")
     monkeypatch.setitem(LIMITS, "small", (1, 1))
     assert [each for each in check_case(load(path)) if "sloppy" not in each] == []
+
+
+def test_the_family_of_the_guide_is_sound(tmp_path):
+    guide = (ROOT / "docs" / "world_agent.md").read_text(encoding="utf-8")
+    path = tmp_path / "pond.yaml"
+    path.write_text(re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)[1], encoding="utf-8")
+    freeze(load_family(path))
+    assert check_family(load_family(path)) == []
 
 
 KEYS = st.sampled_from(

@@ -336,10 +336,14 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
         (["maintain", "--case", "mill", "--player", "oracle", "--judge-model", "j"], "judge: give both"),
         (["deduce", "--case", "quai", "--player", "zero"], "did you mean 'quay'"),
         (["score", "nowhere"], "no run here"),
+        (["validate", "--freeze"], "name the families"),
+        (["validate", "--freeze", "mill"], "mill is no deduction family"),
+        (["validate", "empty.yaml"], "empty.yaml"),
     ],
 )
 def test_the_command_tells_what_is_wrong_in_one_line(tmp_path, monkeypatch, capsys, arguments, word):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.yaml").touch()
     monkeypatch.setattr(sys, "argv", ["eval", "world-agent", *arguments])
     assert errors.run(main) == 2
     told = capsys.readouterr().err

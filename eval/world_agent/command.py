@@ -257,11 +257,15 @@ def _replay(path: Path, track: str) -> str:
 
 def _problems(asked: list[str], frozen: bool) -> Iterator[tuple[str, list[str]]]:
     families, cases = known_families(), known_cases()
+    if frozen and not asked:
+        raise UserError("--freeze: name the families whose timelines are to be written anew")
     for name in asked or [*cases, *families]:
         if name in families or (name.endswith(".yaml") and "processes" in (read_yaml(Path(name), "case") or ())):
             if frozen:
                 freeze(load_family(name))
             yield name, check_family(load_family(name))
+        elif frozen:
+            raise UserError(f"--freeze: {name} is no deduction family, so it has no timeline")
         else:
             yield name, check_case(load(name))
 

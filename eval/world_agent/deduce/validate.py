@@ -16,11 +16,13 @@ from eval.world_agent.deduce.brief import MODES, Mode, brief
 from eval.world_agent.deduce.family import FOLDS, Family, FamilyFile
 from eval.world_agent.deduce.questions import Walk, read_answer
 from eval.world_agent.deduce.readouts import readout_values
-from eval.world_agent.deduce.simulation import timeline
+from eval.world_agent.deduce.simulation import Simulation, timeline
 from eval.world_agent.scoring import decimal, mean
 from unify_agent.files import write_json
 
 HALF = Fraction(1, 2)
+MOST_IDLE = 2
+"""Folds in which the task may be reached by nothing but waiting."""
 
 
 def freeze(family: Family) -> None:
@@ -59,6 +61,9 @@ def check_family(family: Family) -> list[str]:
                 own_truth = name == "zero" and (mode == "m1" or readout == "rules")
                 if not own_truth and value >= HALF:
                     found.append(f"{mode}: {name!r}, which knows no rule, scores {decimal(value)} in {readout}")
+    waited = (Simulation.begin(family, fold).run(family.file.horizon) for fold in range(FOLDS))
+    if (reached := sum(world.holds("task", family.goal) for world in waited)) > MOST_IDLE:
+        found.append(f"the task is reached by waiting in {reached} of {FOLDS} folds")
     return found + check_naming(family) + check_use(family)
 
 
