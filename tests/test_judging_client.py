@@ -470,6 +470,12 @@ def test_objects_are_found_whole_and_the_last_first():
     assert list(objects_in(text)) == [{"c": "}"}, {"a": {"b": 1}}]
 
 
+def test_a_text_that_is_all_beginnings_is_given_up_and_of_a_long_one_the_end_is_read():
+    assert list(objects_in('{"a": ' * 999 + ', {"b": 1}')) == [{"b": 1}]
+    assert list(objects_in('{"a": ' * 5000 + ', {"b": 1}')) == []
+    assert list(objects_in("{" * 1_000_000 + '{"b": 1}')) == [{"b": 1}]
+
+
 def test_true_is_no_number_and_schemas_are_closed():
     with pytest.raises(ValueError, match="a number is expected"):
         Score.model_validate({"clear": True, "score": 1})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 from chat_server import ChatServer, Reply
@@ -11,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world_agent_tools import CASE, FAMILY, fire, tiny_case, tiny_engine, tiny_family, verdicts_of
 
+from eval.world_agent import maintain as maintenance
 from eval.world_agent.chat import ChatPlayer
+from eval.world_agent.deduce import episode as deduction
 from eval.world_agent.deduce.baselines import baseline
 from eval.world_agent.deduce.episode import Episode, score_episode
 from eval.world_agent.deduce.questions import Problem, Walk, read_answer
@@ -24,6 +28,8 @@ from eval.world_agent.tools import Tools
 from eval.world_agent.world import Capability, FieldSpec, Refusal, Tile, World, Write
 from unify_agent.errors import UserError
 from unify_agent.judging import ChatClient, Endpoint, FunctionCall
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # -- fuzzing
 
@@ -198,6 +204,14 @@ def test_a_round_accepts_so_many_triggers_and_no_more():
     assert replay(again, engine.log).log == engine.log
 
 
+def test_neither_engine_knows_a_float():
+    files = [ROOT / "eval" / "world_agent" / name for name in {*maintenance.ENGINE, *deduction.ENGINE}]
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))):
+        assert not (isinstance(node, ast.Constant) and isinstance(node.value, float))
+        called = node.func if isinstance(node, ast.Call) else None
+        assert not (isinstance(called, ast.Name) and called.id in ("float", "round"))
+
+
 # -- bindings
 
 
@@ -256,6 +270,8 @@ def test_two_changes_of_one_event_need_two_triggers(tmp_path):
         ("facts:", "facts: 2026-13-45\nfact:", "tiny.yaml"),
         ("at: [1, 0]", "at: [" + "9" * 5000 + ", 0]", "does not parse"),
         ("rounds:", "rounds: []\nround:", "tiny.yaml"),
+        ("{e5: ann walk to=den}", "{e5: []}", "a batch of the plan without a trigger"),
+        ("{e5: ann walk to=den}", "{}", "a batch of the plan without a trigger"),
     ],
 )  # fmt: skip
 def test_a_case_that_says_a_thing_twice_or_not_at_all_is_told_in_one_line(tmp_path, old, new, word):

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calls",
         choices=["tools", "text"],
         default="tools",
-        help="how the model calls: function calling, or JSON in plain text (default tools)",
+        help="how the model of --url calls: function calling, or JSON in plain text (default tools)",
     )
     play.add_argument("--turns", type=int, default=40, help="turns of a round, after which it is ended (default 40)")
     predict = commands.add_parser("deduce", help="predict a world that runs by itself, and act in it")

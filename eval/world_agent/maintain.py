@@ -203,7 +203,8 @@ def score_run(path: Path) -> dict[str, Any]:
     turns = [record["reply"] for record in read_lines(path / "turns.jsonl", "reply")]
     result = {
         "track": "maintain", "case": case.id, "language": case.language, "tier": run["tier"], "size": case.size,
-        "genre": case.genre, "player": run["player"]["player"], "served": run["served"], "digests": run["digests"],
+        "genre": case.genre, "player": run["player"]["player"], "served": run["served"],
+        "digests": {**run["digests"], "scorer": source_digest(*ENGINE)},
         "judge": judgments[0]["judge"] if judgments else None,
         "cost": {
             "turns": len(turns), "tokens_in": sum(each["tokens_in"] for each in turns),

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, StrictInt, StrictStr
 
-from eval.world_agent.contracts import Availability, Event, Probe, Relation, Round, Use
+from eval.world_agent.contracts import Availability, Event, Probe, Relation, Round, Step, Use
 from eval.world_agent.shorthand import cut, step_of
 from eval.world_agent.world import Refusal, Strict
 from unify_agent.errors import nearest
@@ -66,7 +66,9 @@ class Rounds:
         self.marks |= marks
         plan, names = [], []
         for batch in file.plan:
-            steps = []
+            steps: list[Step] = []
+            if not all(batch.values()) or not batch:
+                raise Refusal(f"{where}: a batch of the plan without a trigger")
             for name, texts in batch.items():
                 event = None if name.startswith("_") else name
                 steps += [step_of(t, event, f"{where}, {name}") for t in ([texts] if isinstance(texts, str) else texts)]

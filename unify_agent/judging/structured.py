@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-LONGEST = 100_000
+LONGEST, MOST_BROKEN = 100_000, 1000
 _OBJECT = re.compile(r'\{\s*["}]')
 """How a JSON object begins; every other brace of a text would only cost time."""
 
@@ -50,14 +50,14 @@ def json_schema(schema: type[BaseModel]) -> dict[str, Any]:
 
 def objects_in(text: str) -> Iterator[dict[str, Any]]:
     """The JSON objects in a text, the last first: bare, fenced, or between words; not those within another. Of a text
-    longer than `LONGEST` characters only the end is read."""
+    longer than `LONGEST` characters only the end is read, and nothing after `MOST_BROKEN` objects that do not parse."""
     text = text[-LONGEST:]
-    decoder, found, begin = json.JSONDecoder(), [], _OBJECT.search(text)
-    while begin:
+    decoder, found, begin, broken = json.JSONDecoder(), [], _OBJECT.search(text), 0
+    while begin and broken < MOST_BROKEN:
         try:
             value, end = decoder.raw_decode(text, begin.start())
         except (ValueError, RecursionError):
-            end = begin.start() + 1
+            end, broken = begin.start() + 1, broken + 1
         else:
             found.append(value)
         begin = _OBJECT.search(text, end)

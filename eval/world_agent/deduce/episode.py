@@ -158,7 +158,7 @@ def score_episode(path: Path) -> dict[str, Any]:
     result = {
         "track": "deduce", "case": family.id, "language": family.language, "mode": run["mode"],
         "condition": run["condition"], "fold": run["fold"], "player": run["player"]["player"], "served": run["served"],
-        "digests": run["digests"],
+        "digests": {**run["digests"], "scorer": source_digest(*ENGINE)},
         "readouts": {name: _readout(values[name], missing[name]) for name in READOUTS if values[name] or missing[name]},
         "outcome": {
             "goal": walk.world.holds("task", family.goal),
