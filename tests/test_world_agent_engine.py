@@ -147,6 +147,17 @@ def test_a_replay_notices_every_change_of_the_record():
             replay(tiny_engine(), log)
 
 
+@pytest.mark.parametrize(
+    "change", [{"kind": "magic"}, {"batch": [3]}, {"batch": None}, {"kind": "define_type", "batch": []},
+               {"batch": [{"capability": 3}]}, {"kind": "create_entity"}]
+)  # fmt: skip
+def test_a_row_that_no_engine_wrote_is_told_in_one_line(change):
+    engine = tiny_engine()
+    engine.trigger([fire("ann", "go", to="hall")])
+    with pytest.raises(UserError, match="log: row 1 is no row of such a log"):
+        replay(tiny_engine(), [engine.log[0] | change])
+
+
 # -- fuzzing
 
 NAMES = st.sampled_from(["ann", "bob", "box", "bag", "den", "hall", "moon", "self", ""])

@@ -240,6 +240,21 @@ def test_an_act_that_writes_nothing_is_bound_to_the_same_act_of_the_same_people(
         assert found == passes, tier
 
 
+def test_an_act_does_not_take_the_trigger_that_a_change_needs(tmp_path):
+    """Hard: any trigger with Ann in it would do for her waving, only one for her walk."""
+    text = CASE.replace("{e5: ann walk to=den}", "{e5: ann wave whom=ann}, {e5: ann walk to=den}")
+    case = tiny_case(tmp_path, text.replace("duration 1 1", "duration 2 2"))
+    engine = case.engine("easy")
+    engine.trigger([fire("ann", "walk", to="hall")])
+    engine.end_round()
+    engine.end_round()
+    engine.trigger([fire("ann", "walk", to="den")])
+    engine.trigger([fire("ann", "wave", whom="ann")])
+    engine.end_round()
+    assert bound(case, "hard", engine, "e5", "t4.1", "t5.1")["passed"]
+    assert not bound(case, "hard", engine, "e5", "t4.1")["passed"]
+
+
 def test_two_changes_of_one_event_need_two_triggers(tmp_path):
     text = CASE.replace('e3: "- dim by=-1"}]', 'e3: "- dim by=-1"}, {e3: "- dim by=-1"}]')
     case = tiny_case(tmp_path, text.replace("e2 e3 same", "e2 e3"))

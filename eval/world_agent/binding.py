@@ -193,7 +193,9 @@ class Bindings:
         """The first effect that no trigger brings. In tier extreme one trigger may bring several of one sort, for the
         player decided what its capabilities do; else each effect has its own."""
         free = list(found)
-        for effect in effects:
+        acts = sorted((each for each in effects if isinstance(each, Act)), key=lambda act: -len(act.who))
+        choosy: list[Effect | Act] = [each for each in effects if isinstance(each, Effect)]
+        for effect in choosy + acts:
             match = next((done for done in free if effect.met(done, self.tier)), None)
             if match is None:
                 return effect

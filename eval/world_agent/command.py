@@ -156,7 +156,7 @@ def _batches(runs: list[R], model: ChatPlayer | OwnPlayer | None, size: int) -> 
     yield from (runs[at : at + size] for at in range(0, len(runs), size))
 
 
-def _held(talks: list[Talk[T]], player: Player | OwnPlayer) -> list[T]:
+def _held(talks: list[Talk[T]], player: Player) -> list[T]:
     """What the conversations of runs side by side came to."""
 
     def answer(turns: list[Turn]) -> list[Reply]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from eval.world_agent.expressions import ExpressionError, Scalar
 from eval.world_agent.world import Capability, FieldSpec, Plain, Refusal, Strict, Tile, World
@@ -232,29 +232,36 @@ def replay(engine: Engine, log: Sequence[Row], where: str = "log") -> Engine:
 
     Rejected rows are repeated too: they must be rejected again, with the same words.
     """
-    for row in log:
-        engine.call = row.get("call", "")
-        made_by_engine = ("trigger_id", "write") if row["kind"] == "trigger" else ()
-        items = [{key: value for key, value in item.items() if key not in made_by_engine} for item in row["batch"]]
-        match row["kind"]:
-            case "define_type":
-                fields = {key: FieldSpec(**spec) for key, spec in items[0]["fields"].items()}
-                made = engine.define_type(items[0]["id"], fields)
-            case "create_entity":
-                made = engine.create_entity(**items[0])
-            case "define_capability":
-                name = items[0].pop("id")
-                made = engine.define_capability(name, Capability.model_validate(items[0]))
-            case "trigger":
-                made = engine.trigger([Trigger.model_validate(item) for item in items])
-            case "end_round":
-                made = engine.end_round(bool(items and items[0]["forced"]))
-            case kind:
-                raise UserError(f"{where}: row {row['seq']} has the unknown kind {kind!r}")
+    for number, row in enumerate(log, 1):
+        try:
+            made = _again(engine, row)
+        except (ValidationError, AttributeError, KeyError, IndexError, TypeError):
+            raise UserError(f"{where}: row {number} is no row of such a log") from None
         if made != row:
             keys = [key for key in made if made[key] != row.get(key)]
             raise UserError(f"{where}: row {row['seq']} ({row['kind']}) replays differently in {', '.join(keys)}")
     return engine
+
+
+def _again(engine: Engine, row: Row) -> Row:
+    """Do what a row tells."""
+    engine.call = row.get("call", "")
+    made_by_engine = ("trigger_id", "write") if row["kind"] == "trigger" else ()
+    items = [{key: value for key, value in item.items() if key not in made_by_engine} for item in row["batch"]]
+    match row["kind"]:
+        case "define_type":
+            return engine.define_type(items[0]["id"], {key: FieldSpec(**s) for key, s in items[0]["fields"].items()})
+        case "create_entity":
+            return engine.create_entity(**items[0])
+        case "define_capability":
+            name = items[0].pop("id")
+            return engine.define_capability(name, Capability.model_validate(items[0]))
+        case "trigger":
+            return engine.trigger([Trigger.model_validate(item) for item in items])
+        case "end_round":
+            return engine.end_round(bool(items and items[0]["forced"]))
+        case kind:
+            raise KeyError(kind)
 
 
 def world_of(tiles: dict[str, Tile]) -> World:
