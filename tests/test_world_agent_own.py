@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,7 @@ def test_a_model_that_answers_nothing_leaves_unanswered_questions(folder, tmp_pa
             "--attempts", 2, "--room", 12, "--out", tmp_path]  # fmt: skip
     code, told = command(monkeypatch, capsys, *line)
     assert code == 3 and "8 questions were never answered" in told.out, told.err
+    assert re.search(r"; [1-8] of 8 turns could not be used", told.out)
     run = tmp_path / "deduce" / "tiny" / "drip" / "m2_naming_0"
     answers = [json.loads(line)["reply"] for line in (run / "answers.jsonl").read_text().splitlines()]
     assert len(answers) == 2 * 4 and all("cut off" in each["problem"] or each["text"] for each in answers)

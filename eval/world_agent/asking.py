@@ -3,7 +3,8 @@ are paid for from a budget of tokens and recorded before anything follows from t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from eval.world_agent.journal import Journal
 from eval.world_agent.runs import RunFolder
@@ -38,3 +39,13 @@ class Asking:
             self.folder.serve(reply.served)
         self.record.put({**names, "reply": reply.as_dict()})
         return reply
+
+
+def cost_of(replies: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """What the recorded replies of a run cost. `unusable`: those that were empty, cut off, too long, or that did not
+    fit into the context; the record says which."""
+    return {
+        "turns": len(replies), "unusable": sum(bool(each["problem"]) for each in replies),
+        "tokens_in": sum(each["tokens_in"] for each in replies),
+        "tokens_out": sum(each["tokens_out"] for each in replies),
+    }  # fmt: skip

@@ -224,13 +224,15 @@ def _deduce(args: argparse.Namespace) -> int:
 
 def _told(result: dict[str, Any]) -> str:
     """A score in one line."""
+    cost = result["cost"]
+    lost = f"; {cost['unusable']} of {cost['turns']} turns could not be used" if cost["unusable"] else ""
     if result["track"] == "maintain":
         total = result["total"]
         if total is None:
-            return f"no total: {len(result['unresolved'])} questions to the judge are open"
-        return f"completion {total['completion']}, relations {total['relation']}"
+            return f"no total: {len(result['unresolved'])} questions to the judge are open{lost}"
+        return f"completion {total['completion']}, relations {total['relation']}{lost}"
     parts = [f"{name} {each['f1'] or 'unanswered'}" for name, each in result["readouts"].items()]
-    return ", ".join(parts) + (", goal reached" if result["outcome"]["goal"] and result["mode"] == "m2" else "")
+    return ", ".join(parts) + (", goal reached" if result["outcome"]["goal"] and result["mode"] == "m2" else "") + lost
 
 
 def _each(paths: list[Path], work: Callable[[Path, str], str]) -> int:

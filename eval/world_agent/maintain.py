@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data.progress import Progress
-from eval.world_agent.asking import INCOMPLETE, Asking
+from eval.world_agent.asking import INCOMPLETE, Asking, cost_of
 from eval.world_agent.cases import Case, load, read_yaml
 from eval.world_agent.chat import PROMPTS, ChatJudge
 from eval.world_agent.engine import Engine, Snapshot, Tier, replay
@@ -206,10 +206,7 @@ def score_run(path: Path) -> dict[str, Any]:
         "genre": case.genre, "player": run["player"]["player"], "served": run["served"],
         "digests": {**run["digests"], "scorer": source_digest(*ENGINE)},
         "judge": judgments[0]["judge"] if judgments else None,
-        "cost": {
-            "turns": len(turns), "tokens_in": sum(each["tokens_in"] for each in turns),
-            "tokens_out": sum(each["tokens_out"] for each in turns),
-        },
+        "cost": cost_of(turns),
         **score(case, run["tier"], read_lines(path / "log.jsonl", *ROW), snapshots,
                 {record["item"]: record["verdict"] for record in judgments}),
     }  # fmt: skip

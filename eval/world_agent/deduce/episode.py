@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from eval.world_agent.asking import INCOMPLETE, Asking
+from eval.world_agent.asking import INCOMPLETE, Asking, cost_of
 from eval.world_agent.chat import PROMPTS
 from eval.world_agent.deduce.brief import Condition, Mode, brief, words
 from eval.world_agent.deduce.family import Family, load_family
@@ -166,10 +166,7 @@ def score_episode(path: Path) -> dict[str, Any]:
         },
         "rejected": sum(event["rejected"] for _, event in played),
         "unanswered": sum(not event["answered"] for _, event in played),
-        "cost": {
-            "turns": len(answers), "tokens_in": sum(each["reply"]["tokens_in"] for each in answers),
-            "tokens_out": sum(each["reply"]["tokens_out"] for each in answers),
-        },
+        "cost": cost_of([each["reply"] for each in answers]),
         "questions": questions,
     }  # fmt: skip
     write_json(path / "score.json", result)
