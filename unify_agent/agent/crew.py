@@ -132,12 +132,23 @@ class Crew:
 
 
 def open_search(setup: Setup) -> SearchBackend:
-    """The back end of a setup. Raises UserError for a name that is none."""
+    """The back end of a setup. Raises UserError for a name that is none, and for options that it does not take."""
     if not setup.tools or not setup.search:
+        check_search_options(setup)
         return NoSearch()
     from unify_agent.search.registry import open_backend
 
     return open_backend(setup.search, **setup.search_options)
+
+
+def check_search_options(setup: Setup) -> None:
+    """Raises UserError for a search that is none, and for options that it does not take; opens nothing."""
+    if setup.tools and setup.search:
+        from unify_agent.search.registry import check_search
+
+        check_search(setup.search, setup.search_options)
+    elif setup.search_options:
+        raise UserError(f"search option '{next(iter(setup.search_options))}': nothing is searched; leave it out")
 
 
 def _search_name(spec: str) -> str:
