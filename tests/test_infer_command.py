@@ -334,6 +334,6 @@ def test_bad_places_and_settings_are_one_line(place, tmp_path, monkeypatch, caps
         (("--prompt", "x", "--model", str(place / "model"), "--search", "google"), "search 'google' is not known"),
         ((*search, "--model", str(place / "model"), "--search-option", "cache=x"), "'cache': index takes no options"),
         ((*search, "--model", str(place / "model"), "--search-option", "x=1", "--dry-run"), "option 'x' is not known"),
-        ((*search, "--model", str(place / "model"), "--no-search", "--search-option", "cache=x"), "nothing is searched"),
+        ((*search, "--model", str(place / "model"), "--no-search", "--search-option", "cache=x"), "nothing is searche"),
     ]:
         assert said in refused(tmp_path, monkeypatch, capsys, *command)

@@ -16,7 +16,8 @@ from PIL import Image
 from unify_agent.agent.judge import WEIGHTS, Judged, Verdict, graded
 from unify_agent.agent.unified import UnifiedPolicy
 from unify_agent.agent.wording import Judging, Questions
-from unify_agent.generation.session import Part, Session
+from unify_agent.generation.appending import Part
+from unify_agent.generation.session import Session
 from unify_agent.interleave.segments import Text
 from unify_agent.search.base import ImageHit
 

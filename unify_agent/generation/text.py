@@ -84,7 +84,7 @@ def decode(
     `seeds` (one a row, default 0) key the draws, which therefore do not depend on the batch. `watch` is shown, after
     each step, the ids that each row has so far; what it raises ends the call, and the rows are then of no use.
     """
-    from unify_agent.generation.session import Entry
+    from unify_agent.generation.appending import Entry
 
     if not rows:
         return []
