@@ -22,11 +22,12 @@ from unify_agent.interleave.visibility import Range
 
 @dataclass
 class Row:
-    """An episode's row: token ranges of the first input, the references and the last reply, and that reply's ids."""
+    """An episode's row: token ranges of the first and last input, the references and the last reply (of `ids`)."""
 
     episode: Episode
     row: int
     request: Range = (0, 0)
+    input: Range = (0, 0)
     references: list[Range] = field(default_factory=list)
     ids: tuple[int, ...] = ()
     span: Range = (0, 0)

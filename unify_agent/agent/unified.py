@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from unify_agent.agent.contexts import Context, Contexts, Row
-from unify_agent.agent.episode import Episode
+from unify_agent.agent.episode import CUT_OFF, Episode
 from unify_agent.agent.loop import Reply
 from unify_agent.files import digest
 from unify_agent.generation.drawing import Preview
@@ -31,7 +31,6 @@ from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling, Watch
 from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.layout import Pixels, Preset
-from unify_agent.interleave.visibility import Range
 
 PARTS = ("vae", "vit")
 AGAIN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
@@ -106,14 +105,19 @@ class UnifiedPolicy:
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
         """One turn of every episode, decoded together. A call in which nobody has spoken yet starts a new batch.
 
-        Episodes with discarded replies are cut back to their input, and sampled.
+        Episodes whose reply was cut off are cut back to their input, and sampled. One whose recaption was sent back
+        is cut back to before its input, and reads that anew with what was added.
         """
         session = self._session
         if session is None or all(not episode.turns and not episode.discarded for episode in episodes):
             session = self._begin(episodes)
-        again = [episode for episode in episodes if episode.discarded]
-        new = [episode for episode in episodes if not episode.discarded]
-        self._place_references(session, [episode for episode in new if episode.final])
+        again, new = [], []
+        for episode in episodes:
+            cut_off = episode.discarded and episode.discarded[-1].reason == CUT_OFF
+            (again if cut_off else new).append(episode)
+        for state in (self._rows[id(episode)] for episode in new if episode.discarded):
+            session.rewind(state.row, state.input[0])
+        self._place_references(session, [episode for episode in new if episode.final and not episode.discarded])
         answers: dict[int, Reply | Exception] = {}
         ready: list[tuple[Episode, Row, tuple[int, ...]]] = []
         for episode in new:
@@ -126,6 +130,7 @@ class UnifiedPolicy:
         rows = [state.row for _, state, _ in ready]
         ranges = session.add_text(rows, [ids for *_, ids in ready]) if ready else []
         for (episode, state, _), at in zip(ready, ranges, strict=True):
+            state.input = at
             if not episode.turns:
                 state.request = at
         seeds = [episode.seed + len(episode.turns) for episode, *_ in ready]
@@ -133,8 +138,8 @@ class UnifiedPolicy:
         for episode in again:
             state = self._rows[id(episode)]
             session.rewind(state.row, state.span[0])
-        for times in sorted({len(episode.discarded) for episode in again}):
-            group = [episode for episode in again if len(episode.discarded) == times]
+        for times in sorted({episode.cut_off for episode in again}):
+            group = [episode for episode in again if episode.cut_off == times]
             self._write(session, group, self._hotter(times), [_again_seed(episode) for episode in group], answers)
         return [answers[id(episode)] for episode in episodes]
 
