@@ -121,6 +121,7 @@ class Crew:
         """What the record of a request says beside how its picture was drawn."""
         setup = self.setup
         told: dict[str, Any] = {
+            "id": request.id, "language": request.language, **({"name": request.name} if request.name else {}),
             "version": __version__, "policy": self.policy.name, "judge": self.judge.name,
             "search": _search_name(setup.search) if setup.tools else "none", "redraw": setup.redraw,
             **setup.made_with(request, str(self.painter.provenance.get("weights", ""))),

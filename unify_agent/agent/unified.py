@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from unify_agent.generation.text import Sampling, Watch
 from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.layout import Pixels, Preset
 
-PARTS = ("vae", "vit")
+PARTS: tuple[Literal["vae", "vit"], ...] = ("vae", "vit")
 AGAIN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 """Sampling of a reply that is drawn again after a greedy one came to nothing. What came to nothing is most often one
 word over and over: the first time again no token may follow itself, the n-th time no more than n times in a row."""
@@ -111,7 +111,8 @@ class UnifiedPolicy:
         session = self._session
         if session is None or all(not episode.turns and not episode.discarded for episode in episodes):
             session = self._begin(episodes)
-        again, new = [], []
+        again: list[Episode] = []
+        new: list[Episode] = []
         for episode in episodes:
             cut_off = episode.discarded and episode.discarded[-1].reason == CUT_OFF
             (again if cut_off else new).append(episode)
@@ -245,5 +246,6 @@ class UnifiedPolicy:
         return {
             "height": height, "width": width, **settings, "dtype": dtype, "layout": self.preset,
             "temperature": self.sampling.temperature, "top_k": self.sampling.top_k, "top_p": self.sampling.top_p,
+            "max_new": self.sampling.max_new,
             **self.provenance,
         }  # fmt: skip

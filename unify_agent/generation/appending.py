@@ -5,7 +5,7 @@ Axes: L new tokens of all rows packed, H hidden width, Q latent patches of all p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -133,23 +133,23 @@ class Plan:
             else:
                 kind = part.use if isinstance(part, Picture) else "vae"
                 grid = grid_of(part)
-                slots = grid[0] * grid[1] + 2
-                stop = start + slots
+                count = grid[0] * grid[1] + 2
+                stop = start + count
                 self.text_ids += (markers.start_of_image, markers.end_of_image)
-                self.text_at += (self.length, self.length + slots - 1)
+                self.text_at += (self.length, self.length + count - 1)
                 if kind == "vit":
                     assert isinstance(part, Picture)
                     self.vit.append((self.length + 1, part))
                 else:
                     self.vae.append((self.length + 1, part, number, pictures))
                     pictures += 1
-                self.rope_ids += [rope] * slots
+                self.rope_ids += [rope] * count
                 if part.block is not None and part.block == block:
                     self.limits[block_start:] = [stop] * (len(self.limits) - block_start)
                 else:
                     block_start = len(self.limits)
-                self.limits += [stop] * slots
-                self.length += slots
+                self.limits += [stop] * count
+                self.length += count
                 entries.append(Entry(kind, start, stop, rope))
                 rope += 1
                 block = part.block
@@ -206,6 +206,8 @@ class Plan:
                 noise = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
             images.append(normalise(part.pixels))
             noises.append(noise)
-        assert session.vae is not None or not images, "a session without a VAE takes no VAE pictures"
-        encoded = iter(encode_pictures(session.vae, images, noises) if images else ())
+        encoded: Iterator[Tensor] = iter(())
+        if images:
+            assert session.vae is not None, "a session without a VAE takes no VAE pictures"
+            encoded = iter(encode_pictures(session.vae, images, noises))
         return torch.cat([latent_rows(next(encoded) if each is None else each) for each in known])
