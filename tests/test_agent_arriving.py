@@ -1,5 +1,6 @@
 """Judging begins as each picture arrives; what comes out does not depend on when it did."""
 
+import errno
 import threading
 from itertools import permutations
 
@@ -152,6 +153,16 @@ def test_a_search_that_breaks_off_is_its_error_whatever_was_judged(tmp_path):
 
     found = searched(Breaking(), judge)
     assert "search_image: SearchError: it broke off" in found.error and found.judged == ()
+
+
+def test_no_room_for_a_picture_is_an_error_of_its_search(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("unify_agent.search.pictures.write_bytes", full)
+    with serving(lambda asked: Reply(encoded(drawing(1)))) as server:
+        found = searched(Live(tmp_path, candidates(server, "1")), Noting())
+    assert found.error.startswith("search_image: OSError: [Errno 28] No space left") and found.judged == ()
 
 
 def test_a_judge_that_breaks_is_a_fault_of_the_judge(tmp_path):

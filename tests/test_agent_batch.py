@@ -100,6 +100,18 @@ def test_a_message_of_a_service_cannot_act_on_the_terminal():
     assert shown.getvalue() == "HTTP 400:  ]0;mine  no  2J\n"
 
 
+def test_every_item_has_a_line_with_the_time_that_is_left(monkeypatch):
+    now = iter([0.0, 60.0, 120.0, 180.0])
+    monkeypatch.setattr("unify_agent.agent.console.time.monotonic", lambda: next(now))
+    console = Console(file=io.StringIO(), width=200)
+    with Told(console, 4, quick=1) as told:
+        for name in "abcd":
+            told.outcome(Outcome(name, "prompts", "ok", "direct"), f"{name}.png")
+    lines = console.file.getvalue().splitlines()
+    assert [line.partition(" [")[2] for line in lines] == ["", "2.0 min left]", "1.0 min left]", ""]
+    assert lines[1].startswith("2/4 b: ok, direct, 0 references -> b.png")
+
+
 def test_the_summary_accounts_for_every_item_and_is_continued(tmp_path):
     made = Summary(tmp_path)
     for outcome in runner(tmp_path).run(requests("b", "a")):

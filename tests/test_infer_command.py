@@ -255,6 +255,22 @@ def test_a_dry_run_of_an_endpoint_shows_its_messages_and_no_key(place, tmp_path,
     assert '"model": "planner"' in told and "You prepare a picture" in told and "sk-secret" not in told
 
 
+@pytest.mark.parametrize("search", ["wikipedia", "serper", "record:somewhere:wikipedia", "replay:somewhere"])
+def test_a_dry_run_opens_no_connection_and_writes_nothing(place, tmp_path, capsys, monkeypatch, search):
+    def refuse(*given, **more):
+        raise AssertionError("a dry run calls nothing")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(f"socket.socket.{name}", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    given = ("--policy", "openai", "--endpoint", "http://planner.example/v1", "--endpoint-model", "planner")
+    given += ("--judge", "openai", "--model", str(place / "model"), "--search", search)
+    assert infer.main(["--prompt", "Draw Velmora.", "--dry-run", *given]) == 0
+    assert "Draw Velmora." in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_never_shows_a_password_in_an_address(place, tmp_path, capsys):
     given = ("--policy", "openai", "--endpoint", "http://me:sk-secret@localhost:9", "--endpoint-model", "planner")
     assert errors.run(lambda: infer.main(arguments(place, tmp_path, "--prompt", "x", "--dry-run", *given))) == 2
