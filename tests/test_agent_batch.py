@@ -15,6 +15,7 @@ from unify_agent.agent.crew import Service, Setup
 from unify_agent.agent.record import Recorder, png_metadata
 from unify_agent.agent.requests import Refused, Request
 from unify_agent.agent.summary import Summary
+from unify_agent.agent.wording import load_prompts
 from unify_agent.errors import UserError
 
 
@@ -72,6 +73,16 @@ def test_a_record_says_how_it_was_made(tmp_path):
     assert told["given_id"] == "so/so" and told["prompt"] == "Draw odd." and told["version"]
     made = Setup("nowhere", search="memory").made_with(requests("odd")[0], "0")
     assert Recorder(tmp_path / "out", "scripted").finished("prompts", "odd", "Draw odd.", made)
+
+
+def test_a_record_names_who_thought_and_judged_and_no_address(tmp_path):
+    setup = Setup("m", policy="openai", judge="openai", endpoint=Service("http://10.0.0.7", "planner", "MY_KEY", "tags"),
+                  judge_endpoint=Service("http://10.0.0.8/v1", "seer"))  # fmt: skip
+    made = crew(tmp_path / "found", setup=setup)
+    made.judge.name, made.words = "openai", load_prompts("full")
+    told = made.described(requests("odd")[0])
+    assert (told["prompts"], told["endpoint_model"], told["endpoint_mode"]) == ("full", "planner", "tags")
+    assert told["judge_model"] == "seer" and "10.0.0" not in json.dumps(told) and "MY_KEY" not in json.dumps(told)
 
 
 @pytest.mark.parametrize(

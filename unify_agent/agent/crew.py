@@ -123,12 +123,16 @@ class Crew:
         told: dict[str, Any] = {
             "id": request.id, "language": request.language, **({"name": request.name} if request.name else {}),
             "version": __version__, "policy": self.policy.name, "judge": self.judge.name,
+            "prompts": self.words.name,
             "search": _search_name(setup.search) if setup.tools else "none", "redraw": setup.redraw,
             **setup.made_with(request, str(self.painter.provenance.get("weights", ""))),
             **({"given_id": request.given_id} if request.given_id else {}),
         }  # fmt: skip
         if setup.policy == "openai" and setup.endpoint is not None:
-            told["endpoint_model"] = setup.endpoint.model
+            told |= {"endpoint_model": setup.endpoint.model, "endpoint_mode": setup.endpoint.mode}
+        judging = setup.judge_endpoint or setup.endpoint
+        if self.judge.name == "openai" and judging is not None:
+            told["judge_model"] = judging.model
         return told
 
 
