@@ -76,8 +76,9 @@ def test_a_record_says_how_it_was_made(tmp_path):
 
 
 def test_a_record_names_who_thought_and_judged_and_no_address(tmp_path):
-    setup = Setup("m", policy="openai", judge="openai", endpoint=Service("http://10.0.0.7", "planner", "MY_KEY", "tags"),
-                  judge_endpoint=Service("http://10.0.0.8/v1", "seer"))  # fmt: skip
+    planner = Service("http://10.0.0.7/v1", "planner", "MY_KEY", "tags")
+    judging = Service("http://10.0.0.8/v1", "seer")
+    setup = Setup("m", policy="openai", judge="openai", endpoint=planner, judge_endpoint=judging)
     made = crew(tmp_path / "found", setup=setup)
     made.judge.name, made.words = "openai", load_prompts("full")
     told = made.described(requests("odd")[0])
