@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, replies
@@ -90,7 +91,9 @@ def test_a_record_names_who_thought_and_judged_and_no_address(tmp_path):
     ("changes", "same"),
     [({}, True), ({"model": "elsewhere"}, True), ({"spread": True}, True), ({"seed": 1}, False),
      ({"sampler": {"steps": 9}}, False), ({"judge": "self"}, False), ({"redraw": 1}, False),
-     ({"endpoint": Service("localhost", "m")}, False), ({"tools": False}, False)],
+     ({"endpoint": Service("localhost", "m")}, False), ({"tools": False}, False),
+     ({"search_options": {"cache": Path("elsewhere"), "on_note": print}}, True),
+     ({"search_options": {"reader": "none"}}, False)],
 )  # fmt: skip
 def test_what_changes_a_result_changes_the_key(changes, same):
     assert (Setup("m").key("w") == Setup(**{"model": "m"} | changes).key("w")) is same

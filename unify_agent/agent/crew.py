@@ -79,8 +79,10 @@ class Setup:
         values = asdict(self)
         for name in ("model", "spread"):  # where weights lie and how they are spread changes nothing
             del values[name]
+        told = ("cache", "user_agent", "on_note")  # nor does where pictures are kept, or who is told what
+        values["search_options"] = {k: v for k, v in self.search_options.items() if k not in told}
         files = [Path(name) for name in (self.words, self.judging) if name is not None and Path(name).is_file()]
-        return digest(weights, json.dumps(values, sort_keys=True), *files)[:16]
+        return digest(weights, json.dumps(values, sort_keys=True, default=str), *files)[:16]
 
     def made_with(self, request: Request, weights: str) -> dict[str, Any]:
         """What the record of a request says when it was made in this way."""
