@@ -39,6 +39,8 @@ DECODE = Session.decode
         ("Red background with 齐天大圣孙悟空", "en", ("Sun Wukong (齐天大圣孙悟空)",), True),
         ("A sign that reads “欢迎光临小店”, red", "en", (), True),
         ("一块招牌，写着 “welcome to our little shop, dear guests”", "zh", (), True),
+        ('"the kiwi fruit on red."', "zh", (), False),
+        ("“红色背景上的奇异果”", "en", (), False),
         ("赤い背景のキウイ", "en", (), True),
         ("빨간 배경", "en", (), True),
         ("красный фон", "en", (), True),

@@ -340,6 +340,11 @@ def test_bad_places_and_settings_are_one_line(place, tmp_path, monkeypatch, caps
     search = ("--prompt", "x", "--search", f"index:{place / 'index'}")
     for command, said in [
         (("--prompt", " "), "--prompt 1: the prompt is empty"),
+        (("--prompt", "x", "--endpoint", "localhost:9"), "--endpoint is read with --policy openai or"),
+        (("--prompt", "x", "--policy", "openai", "--judge-model", "m"), "--judge-model is read with --judge openai"),
+        (("--demo", "--gpus", "2"), "--gpus is not for --demo"),
+        (("--demo", "--dry-run"), "--dry-run is not for --demo"),
+        ((*search, "--search-option", "cache=x", "--search-option", "cache=y"), "cache is given 2 times"),
         (("--prompts", "nowhere.json"), "no such file of prompts"),
         ((*search, "--model", "nowhere"), "no such folder"),
         ((*search, "--model", "empty"), "llm_config.json is missing"),

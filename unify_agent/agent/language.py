@@ -27,7 +27,10 @@ def in_language(text: str, language: str, names: Iterable[str] = ()) -> bool:
     if language != "zh" and _NEITHER.search(text):
         return True
     known = "\n".join(names).casefold()
-    text = _REFERENCE.sub(" ", _QUOTED.sub(" ", text))
+    text = _REFERENCE.sub(" ", text)
+    unquoted = _QUOTED.sub(" ", text)
+    if _CHINESE.search(unquoted) or _WORD.search(unquoted):  # else all of it is in quotes, and meant
+        text = unquoted
     chinese, words = _CHINESE.findall(text), _WORD.findall(text)
     if language == "zh":
         spoken = set(_WORD.findall(known))
