@@ -22,9 +22,10 @@ import numpy as np
 import torch
 
 from unify_agent.errors import UserError, run
+from unify_agent.generation.appending import Markers
 from unify_agent.generation.drawing import draw_latents
 from unify_agent.generation.sampler import SamplerSettings, picture_noise
-from unify_agent.generation.session import Markers, Session
+from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
 from unify_agent.model.bagel import Bagel
 from unify_agent.model.config import BagelConfig, LlmConfig, VaeConfig, VitConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from golden_model import golden, golden_config, golden_model
 
-from unify_agent.generation.session import Markers
+from unify_agent.generation.appending import Markers
 from unify_agent.model.bagel import Bagel
 from unify_agent.model.vae import FluxVae
 

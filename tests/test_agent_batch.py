@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, replies
@@ -15,6 +16,7 @@ from unify_agent.agent.crew import Service, Setup
 from unify_agent.agent.record import Recorder, png_metadata
 from unify_agent.agent.requests import Refused, Request
 from unify_agent.agent.summary import Summary
+from unify_agent.agent.wording import load_prompts
 from unify_agent.errors import UserError
 
 
@@ -74,11 +76,24 @@ def test_a_record_says_how_it_was_made(tmp_path):
     assert Recorder(tmp_path / "out", "scripted").finished("prompts", "odd", "Draw odd.", made)
 
 
+def test_a_record_names_who_thought_and_judged_and_no_address(tmp_path):
+    planner = Service("http://10.0.0.7/v1", "planner", "MY_KEY", "tags")
+    judging = Service("http://10.0.0.8/v1", "seer")
+    setup = Setup("m", policy="openai", judge="openai", endpoint=planner, judge_endpoint=judging)
+    made = crew(tmp_path / "found", setup=setup)
+    made.judge.name, made.words = "openai", load_prompts("full")
+    told = made.described(requests("odd")[0])
+    assert (told["prompts"], told["endpoint_model"], told["endpoint_mode"]) == ("full", "planner", "tags")
+    assert told["judge_model"] == "seer" and "10.0.0" not in json.dumps(told) and "MY_KEY" not in json.dumps(told)
+
+
 @pytest.mark.parametrize(
     ("changes", "same"),
     [({}, True), ({"model": "elsewhere"}, True), ({"spread": True}, True), ({"seed": 1}, False),
      ({"sampler": {"steps": 9}}, False), ({"judge": "self"}, False), ({"redraw": 1}, False),
-     ({"endpoint": Service("localhost", "m")}, False), ({"tools": False}, False)],
+     ({"endpoint": Service("localhost", "m")}, False), ({"tools": False}, False),
+     ({"search_options": {"cache": Path("elsewhere"), "on_note": print}}, True),
+     ({"search_options": {"reader": "none"}}, False)],
 )  # fmt: skip
 def test_what_changes_a_result_changes_the_key(changes, same):
     assert (Setup("m").key("w") == Setup(**{"model": "m"} | changes).key("w")) is same
@@ -98,6 +113,18 @@ def test_a_message_of_a_service_cannot_act_on_the_terminal():
     told = Told(Console(file=shown), 1)
     told.line("HTTP 400: \x1b]0;mine\x07 no \x9b2J")
     assert shown.getvalue() == "HTTP 400:  ]0;mine  no  2J\n"
+
+
+def test_every_item_has_a_line_with_the_time_that_is_left(monkeypatch):
+    now = iter([0.0, 60.0, 120.0, 180.0])
+    monkeypatch.setattr("unify_agent.agent.console.time.monotonic", lambda: next(now))
+    console = Console(file=io.StringIO(), width=200)
+    with Told(console, 4, quick=1) as told:
+        for name in "abcd":
+            told.outcome(Outcome(name, "prompts", "ok", "direct"), f"{name}.png")
+    lines = console.file.getvalue().splitlines()
+    assert [line.partition(" [")[2] for line in lines] == ["", "2.0 min left]", "1.0 min left]", ""]
+    assert lines[1].startswith("2/4 b: ok, direct, 0 references -> b.png")
 
 
 def test_the_summary_accounts_for_every_item_and_is_continued(tmp_path):

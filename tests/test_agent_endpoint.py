@@ -6,6 +6,8 @@ import pytest
 from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, MemorySearch, NameJudge, hits
 from chat_server import ChatServer, Reply, pictures
 from crew_tools import grey
+from datasets_tools import tokenizer
+from tokenizers import AddedToken
 
 from unify_agent.agent.endpoint import EndpointPolicy, in_our_form
 from unify_agent.agent.episode import AgentOptions, Episode
@@ -14,6 +16,7 @@ from unify_agent.agent.record import to_trajectory
 from unify_agent.agent.scripted import ScriptedPolicy
 from unify_agent.agent.toolcalls import parse_calls
 from unify_agent.agent.wording import load_prompts
+from unify_agent.interleave.grammar import Grammar
 from unify_agent.judging import Answer, ChatClient, Endpoint, FunctionCall
 from unify_agent.search.base import TextHit
 
@@ -107,3 +110,34 @@ def test_answers_take_the_one_form_that_the_loop_reads():
     assert broken.calls[0].arguments == {"q": "owl"} and "arguments as a string" in broken.mended
     assert "did you mean 'text_search'" in parse_calls(said(calls=[FunctionCall("1", "txt_search", "{}")])).error
     assert said(json.dumps({"note": 1})) == '{"note": 1}'
+
+
+HOSTILE = ("<|im_end|>", "<|im_start|>", "<|vision_start|>", "<|endoftext|>", "<|box_end|>", "</tool_call>")
+
+
+@pytest.mark.parametrize("token", HOSTILE)
+def test_no_text_of_an_endpoint_becomes_a_special_token(token):
+    """Plain text, a thought, native arguments, arguments in tags, a recaption: encoded as trusted, as records are."""
+    made = with_tokens("<|endoftext|>", "<|box_end|>")
+    call = FunctionCall("1", "text_search", json.dumps({"q": f"owl {token} eyes", "hl": "en"}))
+    tagged = '<tool_call>{"name": "text_search", "arguments": {"q": "owl %s"}}</tool_call>'
+    replies = [said(f"I wait {token} here", thinking=f"so {token}"), said(f"a {token}", calls=[call]),
+               said(f"{token} <recaption>An owl {token} here</recaption>")]  # fmt: skip
+    replies += [said(tagged % token), said(f"nothing {token} at all")] if token.startswith("<|") else []
+    for reply in replies:
+        ids = made.encode(reply)
+        assert made.id_of(token) not in ids or token == "</tool_call>"
+        assert ids.count(made.id_of("</tool_call>")) <= 1
+    parsed = parse_calls(replies[1])
+    assert parsed.error is None and parsed.calls[0].arguments["q"].startswith("owl <") and not parsed.mended
+
+
+def test_a_request_and_a_page_cannot_name_a_special_token_of_the_base_tokenizer():
+    made, words = with_tokens("<|endoftext|>"), load_prompts("full")
+    assert made.id_of("<|endoftext|>") not in made.encode_user(words.first("owl <|endoftext|> red", "en"))
+
+
+def with_tokens(*tokens):
+    base = tokenizer()
+    base.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in tokens])
+    return Grammar(base)

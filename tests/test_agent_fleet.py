@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fleet_tools
 import pytest
+import torch
 from datasets_tools import tokenizer
 from generation_tools import tiny
 from test_search_index import small_index
@@ -94,6 +95,21 @@ def test_workers_take_the_devices_that_are_visible(monkeypatch, visible, count, 
 def test_more_workers_than_devices_are_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     with pytest.raises(UserError, match="--gpus 3: CUDA_VISIBLE_DEVICES=3,5 has 2"):
+        devices(3)
+
+
+@pytest.mark.parametrize("visible", ["0,1,1", "GPU-ab,GPU-ab"])
+def test_a_device_that_is_named_twice_is_refused(monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UserError, match="names a device twice"):
+        devices(2)
+
+
+def test_devices_that_the_machine_does_not_have_are_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # as torch counts it for this list
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,7,2")
+    assert devices(2) == ["0", "1"]
+    with pytest.raises(UserError, match="--gpus 3: CUDA_VISIBLE_DEVICES=0,1,7,2 has 2"):
         devices(3)
 
 

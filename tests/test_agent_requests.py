@@ -22,6 +22,9 @@ FILES = {
     "one.json": json.dumps({"image_prompt": "Draw it.", "id": 3}),
     "c.jsonl": '\ufeff"Draw it."\n\n{"prompt": "画它。", "id": 0}\n',
     "d.txt": "Draw it.\n画它。\n",
+    "bom.csv": '\ufeffimage_prompt,id\r\n"Draw it.",1\r\n画它。,2\r\n',
+    "bom.json": "\ufeff" + json.dumps(["Draw it.", "画它。"]),
+    "bom.txt": "\ufeffDraw it.\r\n画它。\r\n",
     "e.csv": 'id,prompt,language\n1,"Draw it.",\n0,画它。,zh\n,,\n',
 }
 

@@ -88,7 +88,7 @@ def test_the_context_is_the_training_document(search, spoken, preset, recaption)
     spoken(made, script)
     both = episodes(recaption=recaption, history=True)
     loop(made, search).think(both)
-    session, rows, sees = made._from_history(both)
+    session, rows, sees = made._context("history", both)
     for episode, row, seen in zip(both, rows, sees, strict=True):
         document = document_of(episode, preset, context="recaption" if recaption else "request")
         parts = [s for s in document.segments if isinstance(s, Text | Picture)]
@@ -134,7 +134,7 @@ def test_isolated_draws_from_its_generation_document(search, spoken, recaption):
     both = episodes(recaption=recaption)
     loop(made, search).think(both)
     assert [made._way(episode) for episode in both] == ["fresh", "fresh"]
-    session, rows, sees = made._from_fresh(both)
+    session, rows, sees = made._context("fresh", both)
     for episode, row in zip(both, rows, strict=True):
         document = document_of(episode, "isolated", context="recaption" if recaption else "request")
         assert [(e.kind, e.ids) for e in session.history[row]] == [
@@ -170,13 +170,13 @@ def test_the_history_gives_the_velocity_of_training_and_a_fresh_context_another_
     loop(made, search).think(both)
     episode = both[0]
 
-    def velocity(prepare):
-        session, (row,), (seen,) = prepare([episode])
+    def velocity(way):
+        session, (row,), (seen,) = made._context(way, [episode])
         return velocities(document_of(episode, preset), episode, session, row, seen, keep_rope=preset == "paper")
 
-    expected, found = velocity(made._from_history)
+    expected, found = velocity("history")
     assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4)
-    away = ((velocity(made._from_fresh)[1] - expected).norm() / expected.norm()).item()
+    away = ((velocity("fresh")[1] - expected).norm() / expected.norm()).item()
     print(f"{preset}: a fresh context moves the velocity by {away:.3f} of its length")
     assert 1e-3 < away < 1
     episode.options = AgentOptions(history=True)
@@ -234,7 +234,7 @@ def test_tokens_of_one_kind_are_absent_while_the_recaption_is_written(search, sp
     loop(made, search).think(both)
     kinds = {e.kind for e in made._session.history[0]}
     assert kinds == {"text", "vae", "vit"} - {hidden}
-    session, _, _ = made._from_record(both)
+    session, _, _ = made._context("record", both)
     assert {e.kind for e in session.history[0]} == {"text", "vae", "vit"}
 
 

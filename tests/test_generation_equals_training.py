@@ -14,9 +14,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from unify_agent.generation.appending import Markers
 from unify_agent.generation.drawing import Denoiser, contexts
 from unify_agent.generation.sampler import BRANCHES
-from unify_agent.generation.session import Markers, Session
+from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.batch import PackedBatch, PackRules, pack
 from unify_agent.interleave.grammar import Grammar

@@ -9,9 +9,10 @@ from generation_tools import MARKERS, image_cases, off, tiny
 from golden_model import golden
 from PIL import Image
 
+from unify_agent.generation.appending import Latents
 from unify_agent.generation.drawing import Denoiser, contexts, decode_latents, draw_latents
 from unify_agent.generation.sampler import BRANCHES, SamplerSettings
-from unify_agent.generation.session import Latents, Session
+from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling
 from unify_agent.interleave.batch import normalise
 from unify_agent.interleave.segments import Picture, Text

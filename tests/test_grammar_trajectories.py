@@ -69,9 +69,14 @@ class Paper:
         return [sum(part.slots if isinstance(part, Text) else 1 for part in row) for row in self.history]
 
     def add_text(self, rows, ids):
+        before = self.lengths
         for row, each in zip(rows, ids, strict=True):
             self.history[row].append(Text(tuple(each)))
-        return [(0, len(each) + 2) for each in ids]
+        return [(before[row], self.lengths[row]) for row in rows]
+
+    def rewind(self, row, length):
+        while self.lengths[row] > length:
+            self.history[row].pop()
 
     def add_pictures(self, rows, groups, *, joint, parts):
         for row, group in zip(rows, groups, strict=True):

@@ -255,6 +255,22 @@ def test_a_dry_run_of_an_endpoint_shows_its_messages_and_no_key(place, tmp_path,
     assert '"model": "planner"' in told and "You prepare a picture" in told and "sk-secret" not in told
 
 
+@pytest.mark.parametrize("search", ["wikipedia", "serper", "record:somewhere:wikipedia", "replay:somewhere"])
+def test_a_dry_run_opens_no_connection_and_writes_nothing(place, tmp_path, capsys, monkeypatch, search):
+    def refuse(*given, **more):
+        raise AssertionError("a dry run calls nothing")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(f"socket.socket.{name}", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    given = ("--policy", "openai", "--endpoint", "http://planner.example/v1", "--endpoint-model", "planner")
+    given += ("--judge", "openai", "--model", str(place / "model"), "--search", search)
+    assert infer.main(["--prompt", "Draw Velmora.", "--dry-run", *given]) == 0
+    assert "Draw Velmora." in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_never_shows_a_password_in_an_address(place, tmp_path, capsys):
     given = ("--policy", "openai", "--endpoint", "http://me:sk-secret@localhost:9", "--endpoint-model", "planner")
     assert errors.run(lambda: infer.main(arguments(place, tmp_path, "--prompt", "x", "--dry-run", *given))) == 2
@@ -324,6 +340,11 @@ def test_bad_places_and_settings_are_one_line(place, tmp_path, monkeypatch, caps
     search = ("--prompt", "x", "--search", f"index:{place / 'index'}")
     for command, said in [
         (("--prompt", " "), "--prompt 1: the prompt is empty"),
+        (("--prompt", "x", "--endpoint", "localhost:9"), "--endpoint is read with --policy openai or"),
+        (("--prompt", "x", "--policy", "openai", "--judge-model", "m"), "--judge-model is read with --judge openai"),
+        (("--demo", "--gpus", "2"), "--gpus is not for --demo"),
+        (("--demo", "--dry-run"), "--dry-run is not for --demo"),
+        ((*search, "--search-option", "cache=x", "--search-option", "cache=y"), "cache is given 2 times"),
         (("--prompts", "nowhere.json"), "no such file of prompts"),
         ((*search, "--model", "nowhere"), "no such folder"),
         ((*search, "--model", "empty"), "llm_config.json is missing"),
@@ -332,5 +353,8 @@ def test_bad_places_and_settings_are_one_line(place, tmp_path, monkeypatch, caps
         ((*search, "--model", str(place / "model"), "--words", "fulll"), "did you mean 'full'"),
         (("--prompt", "x", "--model", str(place / "model"), "--search", "index:nowhere"), "no search index here"),
         (("--prompt", "x", "--model", str(place / "model"), "--search", "google"), "search 'google' is not known"),
+        ((*search, "--model", str(place / "model"), "--search-option", "cache=x"), "'cache': index takes no options"),
+        ((*search, "--model", str(place / "model"), "--search-option", "x=1", "--dry-run"), "option 'x' is not known"),
+        ((*search, "--model", str(place / "model"), "--no-search", "--search-option", "cache=x"), "nothing is searche"),
     ]:
         assert said in refused(tmp_path, monkeypatch, capsys, *command)

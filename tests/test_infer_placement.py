@@ -18,7 +18,8 @@ from unify_agent.agent import placement
 from unify_agent.agent.load import load_policy
 from unify_agent.agent.placement import layer_map, place
 from unify_agent.errors import UserError
-from unify_agent.generation.session import Latents, Session
+from unify_agent.generation.appending import Latents
+from unify_agent.generation.session import Session
 from unify_agent.interleave.segments import Text
 from unify_agent.interleave.transforms import Transform
 from unify_agent.model.bagel import Bagel

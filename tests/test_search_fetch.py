@@ -98,6 +98,23 @@ def test_a_name_that_changes_its_address_after_the_check_changes_nothing():
         assert kind_of(client.request, "GET", f"http://rebind.example:{server.port}/")[0] == "refused"
 
 
+@pytest.mark.parametrize("hop", [1, 2, 5])
+def test_every_hop_is_checked_also_when_the_name_was_good_at_the_hop_before(hop):
+    looked_up = []
+
+    def look_up(host, port):
+        looked_up.append(host)
+        return ["127.0.0.1"] if len(looked_up) <= hop else ["10.0.0.7"]
+
+    def answer(asked):
+        return Reply("", 302, {"Location": f"http://rebind.example:{server.port}/{len(looked_up)}"})
+
+    with serving(answer) as server:
+        client = fetcher("127.0.0.1", look_up=look_up)
+        kind, text = kind_of(client.request, "GET", f"http://rebind.example:{server.port}/0")
+    assert kind == "refused" and "10.0.0.7" in text and len(server.asked) == hop
+
+
 def test_a_name_that_takes_for_ever_to_look_up_is_given_up():
     end = threading.Event()
     client = fetcher(look_up=lambda host, port: end.wait(20) and [])

@@ -141,6 +141,17 @@ def test_of_pictures_that_look_alike_the_largest_is_kept_at_the_first_place(tmp_
     assert [hit.title for hit in found] == ["big", "other", "third"]
 
 
+@pytest.mark.parametrize(("order", "told"), [("sbo", "sbo"), ("bso", "bo"), ("obs", "ob")])
+def test_a_picture_is_told_when_it_comes_unless_one_as_large_looks_like_it(tmp_path, order, told):
+    content = {"s": drawing(1).resize((48, 40)), "b": drawing(1), "o": drawing(2)}
+    with serving(lambda asked: Reply(encoded(content[asked.path[1:]]))) as server:
+        early = []
+        one = Pictures(tmp_path, service("picture"), threads=1)
+        found = one.gather([Candidate(f"{server.url}/{name}", name, "") for name in order], 3, early.append)
+    assert "".join(hit.title for hit in early) == told and all(hit.open() for hit in early)
+    assert sorted(hit.title for hit in found) == ["b", "o"] and {hit.id for hit in found} <= {hit.id for hit in early}
+
+
 def test_candidates_are_fetched_at_the_same_time(tmp_path):
     together = threading.Barrier(4, timeout=20)
 

@@ -32,6 +32,8 @@ class Changing:
 
     def search_image(self, q, location=None, hl=None, num=8):
         self.asked += 1
+        if q == "down" and self.broken:
+            raise SearchError("bad_answer", "changing: the answer is not JSON")
         return hits(self.folder, f"good-{q}-{self.asked}", f"other-{q}")[:num]
 
 
@@ -79,6 +81,17 @@ def test_an_error_is_repeated_until_the_question_has_an_answer(inner, tmp_path):
     inner.broken = False
     found = recording.text_search("down")
     assert Replay(tmp_path / "rec").text_search("down") == found
+
+
+def test_pictures_that_came_at_the_second_try_are_what_is_replayed(inner, tmp_path):
+    recording = Recording(tmp_path / "rec", inner, "changing")
+    with pytest.raises(SearchError):
+        recording.search_image("down", num=2)
+    inner.broken = False
+    found = recording.search_image("down", num=2)
+    inner.broken = True
+    assert len(found) == 2 and recording.search_image("down", num=2) == found
+    assert Replay(tmp_path / "rec").search_image("down", num=2) == found
 
 
 def test_an_answer_replaces_the_error_of_somebody_who_asked_at_the_same_time(inner, tmp_path):

@@ -48,6 +48,30 @@ def test_options_are_checked(monkeypatch):
         open_backend("wikipedia", allow_local="lan")
 
 
+@pytest.mark.parametrize(
+    ("spec", "options", "said"),
+    [
+        ("index:nowhere", {"cache": "x"}, "'cache': index takes no options; leave it out"),
+        ("replay:nowhere", {"reader": "none"}, "'reader': replay takes no options"),
+        ("record:rec:index:nowhere", {"allow_local": "all"}, "'allow_local': index takes no options"),
+        ("wikipedia", {"reader": "none"}, "'reader': wikipedia does not take it; it takes cache, allow_local"),
+        ("serper", {"commons_url": "x"}, "'commons_url': serper does not take it"),
+        ("index:nowhere", {"cahce": "x"}, "'cahce' is not known, did you mean 'cache'"),
+        ("record:rec:wikipedia", {"wikipedia_ulr": "x"}, "did you mean 'wikipedia_url'"),
+        ("wikipedia", {"on_note": "print"}, "'on_note' is a function"),
+        ("record:rec:wikpedia", {}, "search 'wikpedia' is not known, did you mean 'wikipedia'"),
+    ],
+)
+def test_an_option_that_a_back_end_does_not_take_is_refused_before_anything_is_opened(
+    monkeypatch, tmp_path, spec, options, said
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SERPER_API_KEY", KEY)
+    with pytest.raises(UserError) as caught:
+        open_backend(spec, **options)
+    assert said in str(caught.value) and not list(tmp_path.iterdir())
+
+
 def test_an_index_is_recorded_and_replayed(tmp_path):
     folder = small_index(tmp_path / "world")
     recorded = open_backend(f"record:{tmp_path / 'rec'}:index:{folder}")

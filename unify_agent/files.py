@@ -71,11 +71,11 @@ def read_json(
 ) -> Any:
     """Read a JSON file. `pairs` makes something else than a dict of each object's keys and values.
 
-    Raises `UserError` naming the file and the place where it does not parse.
+    A byte order mark is passed over. Raises `UserError` naming the file and the place where it does not parse.
     """
     path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=pairs)
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=pairs)
     except FileNotFoundError:
         raise UserError(f"{path}: no such {what}") from None
     except (ValueError, RecursionError) as error:

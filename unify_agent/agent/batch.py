@@ -81,8 +81,8 @@ class Runner:
             try:
                 episodes.append(self.crew.setup.episode(request))
                 taken.append(request)
-            except (Unusable, OSError) as fault:  # a reference that was there when the run began
-                yield Outcome.failed(request, "bad_input", told(fault))
+            except (Unusable, OSError) as gone:  # a reference that was there when the run began
+                yield Outcome.failed(request, "bad_input", told(gone))
         requests = taken
         fault = self._failure(self.loop.think, episodes)
         if fault is not None and len(requests) > 1:

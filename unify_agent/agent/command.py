@@ -35,6 +35,7 @@ SAVE_EVERY = 10.0
 def main(arguments: Sequence[str] | None, about: str) -> int:
     """Runs the command; returns its exit code. `about` stands in its help."""
     args = options.parser(about).parse_args(arguments)
+    options.check_read(args)
     console = Console(stderr=True, highlight=False)
     asked = asked_for(args)
     setup = options.setup_of(args, *_places(args, asked, console))

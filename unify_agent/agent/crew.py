@@ -79,8 +79,10 @@ class Setup:
         values = asdict(self)
         for name in ("model", "spread"):  # where weights lie and how they are spread changes nothing
             del values[name]
+        told = ("cache", "user_agent", "on_note")  # nor does where pictures are kept, or who is told what
+        values["search_options"] = {k: v for k, v in self.search_options.items() if k not in told}
         files = [Path(name) for name in (self.words, self.judging) if name is not None and Path(name).is_file()]
-        return digest(weights, json.dumps(values, sort_keys=True), *files)[:16]
+        return digest(weights, json.dumps(values, sort_keys=True, default=str), *files)[:16]
 
     def made_with(self, request: Request, weights: str) -> dict[str, Any]:
         """What the record of a request says when it was made in this way."""
@@ -121,23 +123,39 @@ class Crew:
         """What the record of a request says beside how its picture was drawn."""
         setup = self.setup
         told: dict[str, Any] = {
+            "id": request.id, "language": request.language, **({"name": request.name} if request.name else {}),
             "version": __version__, "policy": self.policy.name, "judge": self.judge.name,
+            "prompts": self.words.name,
             "search": _search_name(setup.search) if setup.tools else "none", "redraw": setup.redraw,
             **setup.made_with(request, str(self.painter.provenance.get("weights", ""))),
             **({"given_id": request.given_id} if request.given_id else {}),
         }  # fmt: skip
         if setup.policy == "openai" and setup.endpoint is not None:
-            told["endpoint_model"] = setup.endpoint.model
+            told |= {"endpoint_model": setup.endpoint.model, "endpoint_mode": setup.endpoint.mode}
+        judging = setup.judge_endpoint or setup.endpoint
+        if self.judge.name == "openai" and judging is not None:
+            told["judge_model"] = judging.model
         return told
 
 
 def open_search(setup: Setup) -> SearchBackend:
-    """The back end of a setup. Raises UserError for a name that is none."""
+    """The back end of a setup. Raises UserError for a name that is none, and for options that it does not take."""
     if not setup.tools or not setup.search:
+        check_search_options(setup)
         return NoSearch()
     from unify_agent.search.registry import open_backend
 
     return open_backend(setup.search, **setup.search_options)
+
+
+def check_search_options(setup: Setup) -> None:
+    """Raises UserError for a search that is none, and for options that it does not take; opens nothing."""
+    if setup.tools and setup.search:
+        from unify_agent.search.registry import check_search
+
+        check_search(setup.search, setup.search_options)
+    elif setup.search_options:
+        raise UserError(f"search option '{next(iter(setup.search_options))}': nothing is searched; leave it out")
 
 
 def _search_name(spec: str) -> str:

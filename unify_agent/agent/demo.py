@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 LARGE = 384
 """Pixels of a side up to which pictures of tiny models are enlarged."""
 Shown = tuple[str, np.ndarray | None, str]
-"""The story, the picture, the state."""
+"""The story as HTML, the picture, the state as HTML; whatever was said or found is text in them (`escape`)."""
 
 
 class Desk:
@@ -42,7 +42,7 @@ class Desk:
             given = check_references([Path(each) for each in files or []], "references")
             request = replace(request, references=given)
         except UserError as error:
-            yield "", None, f"**{escape(error)}**"
+            yield "", None, f"<b>{escape(error)}</b>"
             return
         setup = replace(self.crew.setup, seed=int(seed or 0), tools=search and self.crew.setup.tools)
         live = self._running[session] = Live(self.crew, setup.episode(request))
@@ -56,7 +56,7 @@ class Desk:
             live.episode.settings |= replace(self.crew, setup=setup).described(request)
             path = self.recorder.write(live.episode)
             where = f'<small style="overflow-wrap: anywhere">{escape(path)}</small>'
-            yield snapshot.html, enlarged(snapshot.picture), f"{escape(snapshot.state)}\n\n{where}"
+            yield snapshot.html, enlarged(snapshot.picture), f"{escape(snapshot.state)}<br>{where}"
 
     def cancel(self, session: str) -> None:
         """Ends what runs for a session."""
@@ -98,7 +98,7 @@ def page(desk: Desk) -> Any:
                 story = gradio.HTML(elem_id="story")
             with gradio.Column(scale=2):
                 picture = gradio.Image(label="The picture", interactive=False, format="png", elem_id="picture")
-                state = gradio.Markdown(elem_id="state")
+                state = gradio.HTML(elem_id="state")
                 with gradio.Accordion("Options", open=False):
                     search = gradio.Checkbox(label="Search", value=desk.crew.setup.tools)
                     seed = gradio.Number(label="Seed", value=desk.crew.setup.seed, precision=0, minimum=0)

@@ -3,7 +3,8 @@
 What it says is brought into the one form that the loop reads and records keep: a thought, then tool calls or a
 recaption between their tags. It may call tools natively (`tools`) or write the tags as the prompts tell it (`tags`);
 with `tools` both are read. Tags in what came from outside are spelled out before they are sent, so that a page can
-neither close its observation nor speak as the model.
+neither close its observation nor speak as the model; special tokens in what the endpoint says are, too, since a record
+is read by tokenizers that would obey them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from unify_agent.agent.episode import Episode
 from unify_agent.agent.loop import Policy, Reply
 from unify_agent.agent.toolcalls import TOOLS
-from unify_agent.interleave.grammar import spell_tags, spell_tags_in_observation
+from unify_agent.interleave.grammar import spell_markers, spell_tags, spell_tags_in_observation
 from unify_agent.judging import (
     Answer,
     ChatClient,
@@ -88,7 +89,7 @@ def in_our_form(answer: Answer) -> str:
     if found is not None and "<tool_call>" not in answer.text:
         before = answer.text[: found.start()]
         return f"{_thought(answer.thinking, before)}<recaption>\n{spell_tags(found[1].strip())}\n</recaption>"
-    return _thought(answer.thinking) + answer.text if answer.thinking else answer.text
+    return (_thought(answer.thinking) if answer.thinking else "") + spell_markers(answer.text)
 
 
 def _thought(*parts: str) -> str:
@@ -99,4 +100,5 @@ def _thought(*parts: str) -> str:
 def _call(call: FunctionCall) -> str:
     """A native call between our tags; arguments that are no object stay the text that they are, for the parser."""
     given = call.text if call.arguments is None else call.arguments
-    return f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': given}, ensure_ascii=False)}\n</tool_call>"
+    body = json.dumps({"name": call.name, "arguments": given}, ensure_ascii=False)
+    return f"<tool_call>\n{spell_tags(body)}\n</tool_call>"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-
 from PIL import Image
 from pydantic import Field
 
-from unify_agent.agent.judge import WEIGHTS, Judged, Verdict, graded
+from unify_agent.agent.arriving import OneByOne
+from unify_agent.agent.judge import WEIGHTS, Verdict, graded
 from unify_agent.agent.tools import is_down
 from unify_agent.agent.wording import Judging
 from unify_agent.judging import ChatClient, ChatError, Picture, PicturePolicy, structured, system, user
@@ -28,7 +26,7 @@ class Seen(structured.Verdict):
     has_watermark: bool
 
 
-class EndpointJudge:
+class EndpointJudge(OneByOne):
     """Asks `client`. A candidate of which nothing usable is said is not used.
 
     `judge` raises ChatError when the service does not work, or says nothing usable of any candidate.
@@ -37,25 +35,9 @@ class EndpointJudge:
     name = "openai"
 
     def __init__(self, client: ChatClient, words: Judging):
-        self.client, self.words = client, words
+        self.client, self.words, self.at_once = client, words, client.concurrency
 
-    def judge(self, subject: str, candidates: Sequence[tuple[ImageHit, Image.Image | None]]) -> list[Judged]:
-        if not candidates:
-            return []
-        with ThreadPoolExecutor(min(len(candidates), self.client.concurrency)) as pool:
-            seen = list(pool.map(lambda each: self._verdict(subject, *each), candidates))
-        errors = [each for each in seen if isinstance(each, ChatError)]
-        if errors and len(errors) == sum(picture is not None for _, picture in candidates):
-            raise errors[0]
-        unusable = Verdict(0.0, "unreadable", False)
-        return [
-            Judged(*each, unusable if isinstance(verdict, ChatError) else verdict)
-            for each, verdict in zip(candidates, seen, strict=True)
-        ]
-
-    def _verdict(self, subject: str, hit: ImageHit, picture: Image.Image | None) -> Verdict | ChatError:
-        if picture is None:
-            return Verdict(0.0, "unreadable", False)
+    def verdict(self, subject: str, hit: ImageHit, picture: Image.Image) -> Verdict | ChatError:
         words = self.words.phrases(subject)
         messages = [
             system(words.rubric),

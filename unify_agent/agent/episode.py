@@ -14,6 +14,7 @@ from unify_agent.search.base import TextHit
 STOPS = {
     "direct": "ok", "grounded": "ok", "text_only": "ok", "no_reference": "ok",
     "search_limit": "partial", "bad_calls": "partial", "no_recaption": "partial", "search_failed": "partial",
+    "other_language": "partial",
     "policy_error": "failed", "draw_error": "failed", "write_error": "failed", "bad_input": "failed",
     "crashed": "failed", "not_run": "failed",
 }  # fmt: skip
@@ -23,7 +24,8 @@ direct: nothing was missing. grounded: with one or two references. text_only: re
 no_reference: pictures were asked for, none was usable. search_limit: still searching when the rounds were used up.
 bad_calls: too many replies that were neither a call nor a recaption. no_recaption: the last reply held no complete
 recaption; the picture is drawn from the request. search_failed: a search or the judge did not answer, and there is no
-reference. policy_error, draw_error: the model failed; there is no picture. The rest befalls items of a batch.
+reference. other_language: the recaption is not in the language of the request, also after it was sent back for that.
+policy_error, draw_error: the model failed; there is no picture. The rest befalls items of a batch.
 write_error: the disk did not take it. bad_input: the request could not be read. crashed: the process that ran it died
 twice. not_run: a service is down, or no worker is left.
 """
@@ -60,12 +62,16 @@ class AgentOptions:
     max_references: int = 2
 
 
+CUT_OFF, OTHER_LANGUAGE = "cut_off", "other_language"
+
+
 @dataclass(frozen=True)
 class Discarded:
-    """A reply that was cut off and drawn again."""
+    """A reply that was drawn again: `cut_off` before it held what was asked for, or a recaption in `other_language`."""
 
     text: str
     ids: tuple[int, ...] | None = None
+    reason: str = CUT_OFF
 
 
 @dataclass
@@ -127,6 +133,17 @@ class Episode:
     recaption: str = ""
     picture: Any = None
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sent_back(self) -> bool:
+        """Whether a recaption was sent back because of its language; none is, twice."""
+        kept = (each for turn in self.turns for each in turn.discarded)
+        return any(each.reason == OTHER_LANGUAGE for each in (*kept, *self.discarded))
+
+    @property
+    def cut_off(self) -> int:
+        """How many replies to this input were cut off."""
+        return sum(each.reason == CUT_OFF for each in self.discarded)
 
     @property
     def done(self) -> bool:

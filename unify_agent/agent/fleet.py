@@ -36,19 +36,23 @@ DEATHS = 2
 def devices(count: int) -> list[str | None]:
     """What each of `count` workers may see: one of the visible devices; None on a machine without any (CPU workers).
 
-    Raises UserError when there are fewer devices than workers.
+    Raises UserError when there are fewer devices than workers, or one is named twice.
     """
-    listed = os.environ.get(VISIBLE)
-    if listed is None:
-        import torch
+    import torch
 
-        visible = [str(number) for number in range(torch.cuda.device_count())]
+    listed, found = os.environ.get(VISIBLE), torch.cuda.device_count()
+    if listed is None:
+        visible = [str(number) for number in range(found)]
     else:
         visible = []
         for name in (each.strip() for each in listed.split(",")):
             if not name or name == "-1":  # as CUDA reads it: nothing after such an entry is visible
                 break
             visible.append(name)
+        if len(set(visible)) < len(visible):
+            raise UserError(f"{VISIBLE}={listed} names a device twice, and so CUDA sees none; name each once")
+        if found:  # one that the machine does not have hides those after it
+            del visible[found:]
     if not visible:
         return [None] * count
     if count > len(visible):

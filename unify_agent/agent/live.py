@@ -14,13 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from unify_agent.agent.crew import Crew
-from unify_agent.agent.episode import Episode, Exchange
+from unify_agent.agent.episode import CUT_OFF, OTHER_LANGUAGE, Episode, Exchange
 from unify_agent.agent.loop import Loop
 from unify_agent.agent.story import ENDINGS, candidate, turn_card
 from unify_agent.agent.tools import told
 from unify_agent.page import STYLE, data_uri, escape
 
 SHOWN = 168  # pixels of a candidate
+AGAIN = {
+    CUT_OFF: "a reply that was cut off was drawn again",
+    OTHER_LANGUAGE: "a recaption in another language than the request's was sent back",
+}
 
 
 class Cancelled(BaseException):
@@ -132,6 +136,6 @@ def _turn(episode: Episode, turn: Exchange) -> str:
     ]  # fmt: skip
     card = turn_card(turn.reply, turn.calls, turn.tool_output or "", items)
     notes = [*turn.mended, *([turn.tool_error] if turn.tool_error else [])]
-    notes += ["a reply that was cut off was drawn again"] * len(turn.discarded)
+    notes += [AGAIN[each.reason] for each in turn.discarded]
     shown = "".join(f'<div class="explain">{escape(note)}</div>' for note in notes)
     return card.removesuffix("</div>") + shown + "</div>"

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from unify_agent.errors import UserError
 from unify_agent.files import digest
 from unify_agent.generation.sampler import GUIDANCE, SamplerSettings
 from unify_agent.generation.text import Sampling
-from unify_agent.interleave.layout import Pixels
+from unify_agent.interleave.layout import Pixels, Preset
 from unify_agent.model.loading import DTYPES
 from unify_agent.model.weights import ModelFolder, Weights
 
@@ -77,7 +77,7 @@ def load_policy(
         vae,
         grammar,
         pixels,
-        folder.layout,
+        cast(Preset, folder.layout),
         sampling=sampling or Sampling(max_new=COMPACT_TOKENS if compact else 1024),
         settings=settings,
         size=(height, width),

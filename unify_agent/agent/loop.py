@@ -7,6 +7,9 @@ an episode is what it has said and found (`Episode`); what may happen next is de
     reply holds a recaption       -> done, ready to draw
     neither                       -> an error observation, so that the model can correct itself (bounded)
 
+Out of the context, and so in no training data, are replies that are drawn again at once: those that were cut off and of
+no use, and once a recaption in another language than the request's, where the prompts have words for that.
+
 A usable reference, or the end of the bounded searches, leads to the final turn, which must be a recaption. References
 enter the context before the input of the final turn, as in training (interleave/layout.py); those that came with the
 request make its first turn the final one.
@@ -24,9 +27,10 @@ from typing import Protocol
 
 import numpy as np
 
-from unify_agent.agent.episode import Discarded, Episode, Exchange
+from unify_agent.agent.episode import CUT_OFF, OTHER_LANGUAGE, STOPS, Discarded, Episode, Exchange
 from unify_agent.agent.evidence import observation, user_turn
 from unify_agent.agent.judge import Judge, Judged
+from unify_agent.agent.language import in_language
 from unify_agent.agent.toolcalls import Parsed, ToolCall, parse_calls
 from unify_agent.agent.tools import Found, Tools, is_down, told
 from unify_agent.agent.wording import Prompts
@@ -157,24 +161,40 @@ class Loop:
                         self._tell(episode, "done")
 
     def _replies(self, opened: Sequence[Episode]) -> list[Reply | Exception]:
-        """A reply of each; those that came to nothing are asked for again while there are tries left."""
+        """A reply of each; those that will not do are asked for again while there are tries left."""
         began = time.perf_counter()
         replies = list(self.policy.reply(opened))
         while again := [
-            (number, reply)
+            (number, reply, reason)
             for number, (episode, reply) in enumerate(zip(opened, replies, strict=True))
-            if isinstance(reply, Reply)
-            and len(episode.discarded) < episode.options.redraw
-            and came_to_nothing(reply, episode.final)
+            if isinstance(reply, Reply) and (reason := self._why_again(episode, reply))
         ]:
-            for number, cut in again:
-                opened[number].discarded.append(Discarded(cut.text, cut.ids))
-                self._tell(opened[number], "discarded")
-            drawn = self.policy.reply([opened[number] for number, _ in again])
-            for (number, _), another in zip(again, drawn, strict=True):
+            for number, reply, reason in again:
+                episode = opened[number]
+                episode.discarded.append(Discarded(reply.text, reply.ids, reason))
+                if reason == OTHER_LANGUAGE:
+                    episode.input += f"\n\n{self.prompts.phrases(episode.language).other_language}"
+                self._tell(episode, "discarded")
+            drawn = self.policy.reply([opened[number] for number, *_ in again])
+            for (number, *_), another in zip(again, drawn, strict=True):
                 replies[number] = another
         self.seconds["reply"] += time.perf_counter() - began
         return replies
+
+    def _why_again(self, episode: Episode, reply: Reply) -> str:
+        """The reason to ask for a reply again, "" when it stands."""
+        if came_to_nothing(reply, episode.final):
+            return CUT_OFF if episode.cut_off < episode.options.redraw else ""
+        foreign = not episode.sent_back and self._in_other_language(episode, recaption_in(reply.text))
+        return OTHER_LANGUAGE if foreign else ""
+
+    def _in_other_language(self, episode: Episode, recaption: str | None) -> bool:
+        """Whether a recaption breaks what the prompts say about its language."""
+        if not recaption or not self.prompts.phrases(episode.language).other_language:
+            return False
+        found = [each.hit.title for turn in episode.turns for each in turn.judged]
+        names = [episode.request, episode.name, *(hit.title for hit in episode.read), *found]
+        return not in_language(recaption, episode.language, names)
 
     def draw(self, episodes: Sequence[Episode]) -> None:
         """Draws every episode that ended without an error."""
@@ -198,17 +218,25 @@ class Loop:
             episode.recaption = recaption or ""
             if recaption is None:
                 episode.stop = "no_recaption"
-            elif not episode.stop:
-                episode.stop = self._reason(episode)
+            else:
+                episode.stop = self._ending(episode)
             return None
         parsed = parse_calls(turn.reply)
         turn.mended = parsed.mended
         if len(parsed.calls) > MAX_CALLS:
             turn.mended += (f"only the first {MAX_CALLS} calls are made",)
         if not parsed.calls and parsed.error is None and recaption is not None:
-            episode.recaption, episode.stop = recaption, self._reason(episode)
+            episode.recaption = recaption
+            episode.stop = self._ending(episode)
             return None
         return parsed
+
+    def _ending(self, episode: Episode) -> str:
+        """Why an episode with a recaption ends."""
+        reason = self._reason(episode)
+        if STOPS[reason] == "ok" and self._in_other_language(episode, episode.recaption):
+            return "other_language"
+        return reason
 
     @staticmethod
     def _reason(episode: Episode) -> str:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from unify_agent.agent.crew import JUDGES, POLICIES, Service, Setup
+from unify_agent.errors import UserError
 
 RENORMS = ("global", "channel", "text_channel")
 GUIDANCE = ("none", "agent", "bagel", "interleave", "references")
@@ -133,6 +134,29 @@ def parser(about: str) -> argparse.ArgumentParser:
     machine.add_argument("--quant", choices=("8bit", "4bit"), help="of the decoder's matrices; needs bitsandbytes")
     machine.add_argument("--port", type=int, default=7860, help="of --demo (default: %(default)s)")
     return made
+
+
+def check_read(args: argparse.Namespace) -> None:
+    """Raises UserError for an option that nobody would read."""
+    openai = ("--policy openai or --judge openai", "openai" in (args.policy, args.judge))
+    judge = ("--judge openai", args.judge == "openai")
+    for option, (wanted, there) in {
+        "endpoint": openai, "endpoint_model": openai, "endpoint_key": openai,
+        "judge_endpoint": judge, "judge_model": judge,
+    }.items():  # fmt: skip
+        if getattr(args, option) is not None and not there:
+            raise UserError(f"{_written(option)} is read with {wanted} only; add that, or leave it out")
+    for option in ("references", "shard", "gpus", "retry_failed", "dry_run") if args.demo else ():
+        if getattr(args, option):
+            raise UserError(f"{_written(option)} is not for --demo; leave it out")
+    names = [name for name, _ in args.search_option]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--search-option {name} is given {names.count(name)} times; give it once")
+
+
+def _written(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def setup_of(args: argparse.Namespace, model: str, search: str) -> Setup:

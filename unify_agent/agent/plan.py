@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from unify_agent.agent.crew import Setup
+from unify_agent.agent.crew import Setup, check_search_options
 from unify_agent.agent.fleet import devices
 from unify_agent.agent.loop import begin
 from unify_agent.agent.record import Recorder
@@ -22,6 +22,7 @@ def dry_run(setup: Setup, asked: Asked, out: Path, batch: int, gpus: int | None)
     from unify_agent.judging.endpoint import base_url_of
     from unify_agent.model.folder import ModelFolder
 
+    check_search_options(setup)
     folder = ModelFolder(setup.model)
     words = load_prompts(setup.words or ("full" if setup.policy == "openai" else folder.prompts))
     height, width = picture_size(folder, setup.size, setup.aspect)

@@ -96,7 +96,8 @@ def to_trajectory(episode: Episode, policy: str) -> Trajectory:
             extra["truncated"] = True
         if turn.discarded:
             extra["discarded"] = [
-                {"response_text": each.text} | ({} if each.ids is None else {"response_ids": list(each.ids)})
+                {"response_text": each.text, "reason": each.reason}
+                | ({} if each.ids is None else {"response_ids": list(each.ids)})
                 for each in turn.discarded
             ]
         turns.append(_turn(index, turn) | {"stage": turn.stage} | extra)
@@ -208,7 +209,7 @@ class Recorder:
         """
         path = self.path(category, item_id)
         record = read_json(path, "trajectory") if path.is_file() else {}
-        return STOPS.get(record.get("stop")) == "failed" or record.get("stop") == "search_failed"
+        return STOPS.get(str(record.get("stop"))) == "failed" or record.get("stop") == "search_failed"
 
     def write(self, episode: Episode) -> Path:
         """Writes one episode; returns the path of its trajectory."""

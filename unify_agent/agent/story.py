@@ -20,7 +20,9 @@ REASONS = {
 }  # fmt: skip
 ENDINGS = {
     "direct": "nothing was missing", "grounded": "drawn with references", "text_only": "drawn from what was read",
-    "no_reference": "no picture was usable as a reference", "search_limit": "still searching at the limit",
+    "no_reference": "no picture was usable as a reference",
+    "other_language": "the recaption is not in the language of the request",
+    "search_limit": "still searching at the limit",
     "bad_calls": "too many replies without a call or a recaption", "no_recaption": "no complete recaption",
     "search_failed": "a search did not answer", "policy_error": "the model failed", "draw_error": "drawing failed",
 }  # fmt: skip

@@ -15,12 +15,13 @@ appended anew from the episode's record; an episode without turns is drawn from 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from unify_agent.agent.episode import Episode, Exchange
+from unify_agent.agent.contexts import Context, Contexts, Row
+from unify_agent.agent.episode import CUT_OFF, Episode
 from unify_agent.agent.loop import Reply
 from unify_agent.files import digest
 from unify_agent.generation.drawing import Preview
@@ -30,10 +31,8 @@ from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling, Watch
 from unify_agent.interleave.grammar import Grammar
 from unify_agent.interleave.layout import Pixels, Preset
-from unify_agent.interleave.segments import Picture, Text
-from unify_agent.interleave.visibility import Range
 
-PARTS = ("vae", "vit")
+PARTS: tuple[Literal["vae", "vit"], ...] = ("vae", "vit")
 AGAIN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 """Sampling of a reply that is drawn again after a greedy one came to nothing. What came to nothing is most often one
 word over and over: the first time again no token may follow itself, the n-th time no more than n times in a row."""
@@ -48,18 +47,6 @@ def _again_seed(episode: Episode) -> int:
 
 class ContextFull(RuntimeError):
     """An episode has no room left for what would have to be appended."""
-
-
-@dataclass
-class _Row:
-    """An episode's row: token ranges of the first input, the references and the last reply, and that reply's ids."""
-
-    episode: Episode
-    row: int
-    request: Range = (0, 0)
-    references: list[Range] = field(default_factory=list)
-    ids: tuple[int, ...] = ()
-    span: Range = (0, 0)
 
 
 class UnifiedPolicy:
@@ -95,14 +82,15 @@ class UnifiedPolicy:
         self.on_text: Callable[[Episode, str], None] | None = None
         self.on_preview: Callable[[Episode, np.ndarray], None] | None = None
 
+        self._contexts = Contexts(grammar, pixels, preset, self._new_session)
         self._prefixes = Prefixes()
         self._session: Session | None = None
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, Row] = {}
 
     def _begin(self, episodes: Sequence[Episode]) -> Session:
         """A fresh session with a row for each episode; an earlier one is given up."""
         self._session = self._new_session(episodes)
-        self._rows = {id(episode): _Row(episode, number) for number, episode in enumerate(episodes)}
+        self._rows = {id(episode): Row(episode, number) for number, episode in enumerate(episodes)}
         return self._session
 
     def _new_session(self, episodes: Sequence[Episode]) -> Session:
@@ -117,16 +105,22 @@ class UnifiedPolicy:
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
         """One turn of every episode, decoded together. A call in which nobody has spoken yet starts a new batch.
 
-        Episodes with discarded replies are cut back to their input, and sampled.
+        Episodes whose reply was cut off are cut back to their input, and sampled. One whose recaption was sent back
+        is cut back to before its input, and reads that anew with what was added.
         """
         session = self._session
         if session is None or all(not episode.turns and not episode.discarded for episode in episodes):
             session = self._begin(episodes)
-        again = [episode for episode in episodes if episode.discarded]
-        new = [episode for episode in episodes if not episode.discarded]
-        self._place_references(session, [episode for episode in new if episode.final])
+        again: list[Episode] = []
+        new: list[Episode] = []
+        for episode in episodes:
+            cut_off = episode.discarded and episode.discarded[-1].reason == CUT_OFF
+            (again if cut_off else new).append(episode)
+        for state in (self._rows[id(episode)] for episode in new if episode.discarded):
+            session.rewind(state.row, state.input[0])
+        self._place_references(session, [episode for episode in new if episode.final and not episode.discarded])
         answers: dict[int, Reply | Exception] = {}
-        ready: list[tuple[Episode, _Row, tuple[int, ...]]] = []
+        ready: list[tuple[Episode, Row, tuple[int, ...]]] = []
         for episode in new:
             state, ids = self._rows[id(episode)], self.grammar.encode_user(episode.input)
             used = session.lengths[state.row]
@@ -137,6 +131,7 @@ class UnifiedPolicy:
         rows = [state.row for _, state, _ in ready]
         ranges = session.add_text(rows, [ids for *_, ids in ready]) if ready else []
         for (episode, state, _), at in zip(ready, ranges, strict=True):
+            state.input = at
             if not episode.turns:
                 state.request = at
         seeds = [episode.seed + len(episode.turns) for episode, *_ in ready]
@@ -144,8 +139,8 @@ class UnifiedPolicy:
         for episode in again:
             state = self._rows[id(episode)]
             session.rewind(state.row, state.span[0])
-        for times in sorted({len(episode.discarded) for episode in again}):
-            group = [episode for episode in again if len(episode.discarded) == times]
+        for times in sorted({episode.cut_off for episode in again}):
+            group = [episode for episode in again if episode.cut_off == times]
             self._write(session, group, self._hotter(times), [_again_seed(episode) for episode in group], answers)
         return [answers[id(episode)] for episode in episodes]
 
@@ -213,9 +208,7 @@ class UnifiedPolicy:
             ways.setdefault(self._way(episode), []).append(episode)
         drawn: dict[int, np.ndarray] = {}
         for way, group in ways.items():
-            session, rows, sees = {
-                "history": self._from_history, "record": self._from_record, "fresh": self._from_fresh
-            }[way](group)  # fmt: skip
+            session, rows, sees = self._context(way, group)
             seeds = [episode.seed for episode in group]
             pictures = session.draw(
                 rows, sees, [self.size] * len(group), self.settings, seeds,
@@ -225,6 +218,12 @@ class UnifiedPolicy:
                 drawn[id(episode)] = picture
                 episode.settings = {"seed": episode.seed, **self.described(), "drawn_from": way}
         return [drawn[id(episode)] for episode in episodes]
+
+    def _context(self, way: str, episodes: Sequence[Episode]) -> Context:
+        if way == "history":
+            assert self._session is not None
+            return self._contexts.history(self._session, [self._rows[id(episode)] for episode in episodes])
+        return self._contexts.record(episodes) if way == "record" else self._contexts.fresh(episodes)
 
     def _previewed(self, episodes: Sequence[Episode]) -> Preview | None:
         tell = self.on_preview
@@ -239,86 +238,6 @@ class UnifiedPolicy:
         changed = options.edit_recaption is not None or options.hide_while_recaptioning is not None
         return "history" if live and not changed else "record"
 
-    def _from_history(self, episodes: Sequence[Episode]) -> tuple[Session, list[int], list[list[Range]]]:
-        assert self._session is not None
-        states = [self._rows[id(episode)] for episode in episodes]
-        return self._session, [state.row for state in states], self._sees(self._session, states)
-
-    def _from_record(self, episodes: Sequence[Episode]) -> tuple[Session, list[int], list[list[Range]]]:
-        """What the episodes hold, appended anew, with the recaption that is to be drawn."""
-        session, states = self._new_session(episodes), []
-        for row, episode in enumerate(episodes):
-            parts: list[Text | Picture] = []
-            for turn in episode.turns[:-1]:
-                parts += [Text(self.grammar.encode_user(turn.input)), Text(self._ids_of(turn))]
-            first = len(parts)
-            parts += self._reference_parts(episode)
-            pictures = slice(first, len(parts))
-            state = _Row(episode, row)
-            if episode.turns:
-                state.ids = self._final_ids(episode)
-                parts += [Text(self.grammar.encode_user(episode.turns[-1].input)), Text(state.ids)]
-            else:
-                parts.append(Text(self.grammar.encode(episode.recaption or episode.request)))
-            ranges = session.append([row], [parts])[0].ranges
-            state.references, state.span = ranges[pictures], ranges[-1]
-            state.request = ranges[pictures.stop] if len(episode.turns) < 2 else ranges[0]
-            states.append(state)
-        return session, list(range(len(episodes))), self._sees(session, states)
-
-    def _from_fresh(self, episodes: Sequence[Episode]) -> tuple[Session, list[int], list[None]]:
-        """References, then the recaption (or the request) as a text of its own; the picture sees all of it."""
-        session = self._new_session(episodes)
-        for row, episode in enumerate(episodes):
-            ids = self._final_ids(episode) if episode.turns else ()
-            found = self._recaption_of(episode, ids)
-            if found is not None:
-                start, stop = found if self.preset == "paper" else (found[0] + 1, found[1] - 1)
-                text = ids[start:stop]
-            elif episode.turns:
-                text = self.grammar.encode_user(episode.turns[0].input)
-            else:
-                text = self.grammar.encode(episode.recaption or episode.request)
-            session.append([row], [[*self._reference_parts(episode), Text(text)]])
-        return session, list(range(len(episodes))), [None] * len(episodes)
-
-    def _sees(self, session: Session, states: Sequence[_Row]) -> list[list[Range]]:
-        """What each picture sees: its text, and the references."""
-        result: list[list[Range]] = []
-        for state in states:
-            found = self._recaption_of(state.episode, state.ids)
-            if found is None:
-                text = state.request
-            elif self.preset != "released":
-                text = (state.span[0] + 1 + found[0], state.span[0] + 1 + found[1])
-            else:
-                (text,) = session.add_text([state.row], [state.ids[found[0] + 1 : found[1] - 1]])
-            result.append([text, *state.references])
-        return result
-
-    def _reference_parts(self, episode: Episode) -> list[Picture]:
-        joint = self.preset != "released"
-        pairs = [self.pixels.reference(p, k, joint) for k, p in enumerate(episode.reference_pictures, 1)]
-        return [part for pair in pairs for part in pair]
-
-    def _recaption_of(self, episode: Episode, ids: Sequence[int]) -> Range | None:
-        """Where in the last reply's ids the recaption stands that is drawn from, tags included."""
-        if not (episode.options.recaption and episode.recaption):
-            return None
-        return self.grammar.between(ids, "recaption")
-
-    def _ids_of(self, turn: Exchange) -> tuple[int, ...]:
-        mine = turn.ids is not None and turn.tokenizer == self.grammar.fingerprint
-        return turn.ids if mine and turn.ids is not None else self.grammar.encode(turn.reply)
-
-    def _final_ids(self, episode: Episode) -> tuple[int, ...]:
-        """The ids of the last reply, with the edited recaption in the place of its own."""
-        ids, edit = self._ids_of(episode.turns[-1]), episode.options.edit_recaption
-        found = self.grammar.between(ids, "recaption") if episode.recaption else None
-        if edit is None or found is None:
-            return ids
-        return (*ids[: found[0] + 1], *self.grammar.encode(edit(episode.recaption)), *ids[found[1] - 1 :])
-
     def described(self) -> dict[str, Any]:
         """How pictures are drawn: everything but the episode's seed that is needed to draw one again."""
         height, width = self.size
@@ -327,5 +246,6 @@ class UnifiedPolicy:
         return {
             "height": height, "width": width, **settings, "dtype": dtype, "layout": self.preset,
             "temperature": self.sampling.temperature, "top_k": self.sampling.top_k, "top_p": self.sampling.top_p,
+            "max_new": self.sampling.max_new,
             **self.provenance,
         }  # fmt: skip

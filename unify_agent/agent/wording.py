@@ -42,7 +42,10 @@ class Verdicts(_Strict):
 
 
 class Phrases(_Strict):
-    """One language's words; see prompts/full.yaml for what each is."""
+    """One language's words; see prompts/full.yaml for what each is.
+
+    other_language: sends a recaption back that is in another language; without it none is.
+    """
 
     header: str
     error_header: str
@@ -56,6 +59,7 @@ class Phrases(_Strict):
     no_pictures: str
     tool_error: str
     no_call: str
+    other_language: str = ""
     verdicts: Verdicts
 
 

@@ -136,7 +136,7 @@ def sample(
         t = times[index].item()
         names = settings.branches(t)
         found = dict(zip(names, velocity(x, t, names), strict=True))
-        v = guide(*(found.get(name) for name in BRANCHES), settings)
+        v = guide(found["full"], found.get("text"), found.get("image"), settings)
         x = x - v * widths[index].to(x.device)
         if watch:
             watch(v, x)

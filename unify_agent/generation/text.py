@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unify_agent.errors import UserError
+from unify_agent.generation.appending import Entry
 from unify_agent.generation.cache import Step
 from unify_agent.interleave.randomness import generator
 from unify_agent.interleave.visibility import Range
@@ -84,12 +85,11 @@ def decode(
     `seeds` (one a row, default 0) key the draws, which therefore do not depend on the batch. `watch` is shown, after
     each step, the ids that each row has so far; what it raises ends the call, and the rows are then of no use.
     """
-    from unify_agent.generation.session import Entry
-
     if not rows:
         return []
     rows = list(rows)
-    prefixes = [tuple(each) for each in prefix] if prefix is not None else [()] * len(rows)
+    given = prefix if prefix is not None else [()] * len(rows)
+    prefixes = [tuple(each) for each in given]
     starts = [session.lengths[row] for row in rows]
     writer = _Writer(session, rows, sampling, prefixes, seeds or [0] * len(rows))
     written, stopped = writer.run(watch)

@@ -34,6 +34,8 @@ SPELLED = "<\u200b"
 """How a tag begins that was spelled out in ordinary tokens: with a space of no width."""
 _UNCLOSED = re.compile(r"^<observation>", re.MULTILINE)
 _ANY_TAG = re.compile("|".join(map(re.escape, TAGS + MARKERS)))
+_SPEAKS = re.compile(rf"{'|'.join(map(re.escape, TAGS))}|<\|")
+"""What a reader may take for a token: our tags, and the beginning of any token of a tokenizer, `<|endoftext|>` say."""
 
 
 def misplaced_tag(text: str) -> str | None:
@@ -62,8 +64,13 @@ def unsafe_in_user(text: str) -> str | None:
 
 
 def spell_tags(text: str) -> str:
-    """The text with an invisible mark in every tag and marker, so that nobody takes them for such."""
-    return _ANY_TAG.sub(lambda tag: tag[0].replace("<", SPELLED), text)
+    """The text with an invisible mark in every tag and special token, so that nobody takes them for such."""
+    return _SPEAKS.sub(lambda tag: tag[0].replace("<", SPELLED), text)
+
+
+def spell_markers(text: str) -> str:
+    """The same, with our tags left as they are: for text of an assistant, who may write tags but no markers."""
+    return text.replace("<|", f"{SPELLED}|")
 
 
 def spell_tags_in_observation(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -84,6 +85,21 @@ class SearchBackend(Protocol):
     def search_image(
         self, q: str, location: str | None = None, hl: str | None = None, num: int = 8
     ) -> list[ImageHit]: ...
+
+
+OnHit = Callable[[ImageHit], None]
+
+
+def search_images(
+    search: SearchBackend, q: str, location: str | None, hl: str | None, num: int, on_hit: OnHit | None
+) -> list[ImageHit]:
+    """`search.search_image(...)`; `on_hit` is told of pictures as they come, where a back end has them one by one.
+
+    Those back ends (`early = True`) take `on_hit`, too, and call it from any thread. What they tell may be superseded
+    by a larger picture that looks alike: what counts is the result.
+    """
+    more = {"on_hit": on_hit} if on_hit is not None and getattr(search, "early", False) else {}
+    return search.search_image(q, location, hl, num, **more)
 
 
 class NoSearch:

@@ -29,7 +29,7 @@ from PIL import Image, ImageOps
 from unify_agent.files import digest, write_bytes
 from unify_agent.interleave.segments import Unusable
 from unify_agent.interleave.transforms import MAX_FILE_PIXELS, to_rgb
-from unify_agent.search.base import ImageHit, SearchError
+from unify_agent.search.base import ImageHit, OnHit, SearchError
 from unify_agent.search.fetch import public_url
 from unify_agent.search.service import Service
 
@@ -148,15 +148,26 @@ class Pictures:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pictures")
         self._lock, self._names = threading.Lock(), OrderedDict[str, None]()
 
-    def gather(self, candidates: Sequence[Candidate], num: int) -> list[ImageHit]:
-        """The first `num` candidates, in their order, that are pictures and don't look like one before."""
+    def gather(self, candidates: Sequence[Candidate], num: int, on_hit: OnHit | None = None) -> list[ImageHit]:
+        """The first `num` candidates, in their order, that are pictures and don't look like one before.
+
+        `on_hit` is told of each as it comes, unless it looks like one that came before and is no larger.
+        """
         end = time.monotonic() + self._seconds
+        told: list[Cleaned] = []
+
+        def fetched(candidate: Candidate) -> Cleaned | str:
+            found = self._fetch(candidate)
+            if on_hit is not None and not isinstance(found, str) and self._is_news(found, told):
+                on_hit(self._hit(candidate, found))
+            return found
+
         kept: list[tuple[Candidate, Cleaned]] = []
         at = 0
         while at < len(candidates) and len(kept) < num and time.monotonic() < end:
             wave = candidates[at : at + num - len(kept)]
             at += len(wave)
-            for candidate, found in zip(wave, self._threads.map(self._fetch, wave), strict=True):
+            for candidate, found in zip(wave, self._threads.map(fetched, wave), strict=True):
                 if isinstance(found, str):
                     self._tell(found)
                     continue
@@ -175,6 +186,15 @@ class Pictures:
             return str(error)
         except Unusable as fault:
             return f"{self._service.name}: {fault}"
+
+    def _is_news(self, found: Cleaned, told: list[Cleaned]) -> bool:
+        """Whether none of the pictures that were told shows this one at its size or larger; then it is one of them."""
+        with self._lock:
+            pixels = found.width * found.height
+            if any(each.width * each.height >= pixels and alike(each.look, found.look) for each in told):
+                return False
+            told.append(found)
+            return True
 
     def _hit(self, candidate: Candidate, found: Cleaned) -> ImageHit:
         path = self._folder / found.name

@@ -20,7 +20,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unify_agent.errors import UserError
 from unify_agent.files import digest, read_json, write_bytes, write_json, write_once
-from unify_agent.search.base import ImageHit, Kind, SearchBackend, SearchError, TextHit, well_formed
+from unify_agent.search.base import (
+    ImageHit,
+    Kind,
+    OnHit,
+    SearchBackend,
+    SearchError,
+    TextHit,
+    search_images,
+    well_formed,
+)
 
 FORMAT = 1
 MANIFEST = "record.json"
@@ -144,6 +153,8 @@ class _Folder:
 class Recording:
     """Asks `inner` what it has not been asked before, and keeps the answers."""
 
+    early = True
+
     def __init__(self, folder: Path, inner: SearchBackend, spec: str) -> None:
         self._store, self.inner = _Folder(folder), inner
         self.name = inner.name
@@ -171,11 +182,14 @@ class Recording:
 
         return self._store.texts(self._entry("text_search", _question(q=q, hl=hl, top_k=top_k), ask))
 
-    def search_image(self, q: str, location: str | None = None, hl: str | None = None, num: int = 8) -> list[ImageHit]:
+    def search_image(
+        self, q: str, location: str | None = None, hl: str | None = None, num: int = 8, on_hit: OnHit | None = None
+    ) -> list[ImageHit]:
         """As the inner back end; the pictures are those of the folder."""
 
         def ask() -> dict[str, Any]:
-            return {"pictures": [self._store.keep(hit) for hit in self.inner.search_image(q, location, hl, num)]}
+            found = search_images(self.inner, q, location, hl, num, on_hit)
+            return {"pictures": [self._store.keep(hit) for hit in found]}
 
         asked = _question(q=q, location=location, hl=hl, num=num)
         return self._store.images(self._entry("search_image", asked, ask))

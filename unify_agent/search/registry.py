@@ -11,7 +11,7 @@ Keys come from the environment alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -34,7 +34,7 @@ READERS = ("jina", "none")
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What the live back ends may be told; a local index takes none of it.
+    """What the live back ends may be told, each its own part of it (`TAKEN`); an index and a replay take none of it.
 
     cache: where fetched pictures stay (None: a folder that ends with the program). allow_local: addresses that may be
     visited although they are not public, as `parse_allowed` reads them. reader: `jina`, or `none` for snippets alone.
@@ -56,30 +56,56 @@ class SearchOptions:
 def open_backend(spec: str, **options: object) -> SearchBackend:
     """The back end that `spec` names (see the module), `options` as in `SearchOptions`.
 
-    Raises UserError: an unknown name or option, a missing key, a folder that holds no index or no recording.
+    Raises UserError: what `check_search` refuses, a missing key, a folder that holds no index or no recording.
     """
-    known = [field.name for field in fields(SearchOptions)]
-    for name in options:
-        if name not in known:
-            raise UserError(f"search option '{name}' is not known{nearest(name, known)}")
+    check_search(spec, options)
     return _open(spec, SearchOptions(**options))  # type: ignore[arg-type]
 
 
-def _open(spec: str, options: SearchOptions) -> SearchBackend:
+def check_search(spec: str, options: Mapping[str, object]) -> None:
+    """Raises UserError, before anything is opened, for a `spec` that is none and for options that are not its own."""
+    asked, rest = _parsed(spec)
+    if asked == "record":
+        asked, _ = _parsed(_inner(spec, rest)[1])
+    taken = TAKEN[asked]
+    for name, value in options.items():
+        if name not in _NAMES:
+            raise UserError(f"search option '{name}' is not known{nearest(name, taken or _NAMES)}")
+        if not taken:
+            raise UserError(f"search option '{name}': {asked} takes no options; leave it out")
+        if name not in taken:
+            raise UserError(f"search option '{name}': {asked} does not take it; it takes {', '.join(taken)}")
+        if name == "on_note" and not callable(value):
+            raise UserError("search option 'on_note' is a function, which only Python can give")
+
+
+def _parsed(spec: str) -> tuple[str, str]:
+    """Kind and rest of a spec of a known form."""
     kind, colon, rest = spec.partition(":")
     if kind not in FORMS:
         raise UserError(f"search '{spec}' is not known{nearest(kind, sorted(FORMS))}; give one of {_forms()}")
     if bool(rest) != (":" in FORMS[kind]) or (colon and not rest):
         raise UserError(f"search '{spec}': expected {FORMS[kind]}")
+    return kind, rest
+
+
+def _inner(spec: str, rest: str) -> tuple[Path, str]:
+    """Folder and inner spec of a recording."""
+    folder, _, inner = rest.partition(":")
+    if not folder or not inner or inner.partition(":")[0] in ("record", "replay"):
+        raise UserError(f"search '{spec}': expected {FORMS['record']}, SPEC being what is recorded, such as wikipedia")
+    return Path(folder), inner
+
+
+def _open(spec: str, options: SearchOptions) -> SearchBackend:
+    kind, rest = _parsed(spec)
     if kind == "index":
         return Index.open(rest)
     if kind == "replay":
         return Replay(Path(rest))
     if kind == "record":
-        folder, _, inner = rest.partition(":")
-        if not folder or not inner or inner.partition(":")[0] in ("record", "replay"):
-            raise UserError(f"search '{spec}': expected {FORMS[kind]}, SPEC being what is recorded, such as wikipedia")
-        return Recording(Path(folder), _open(inner, options), inner)
+        folder, inner = _inner(spec, rest)
+        return Recording(folder, _open(inner, options), inner)
     return _serper(options) if kind == "serper" else _wikipedia(options)
 
 
@@ -87,6 +113,13 @@ FORMS = {
     "index": "index:PATH", "serper": "serper", "wikipedia": "wikipedia",
     "record": "record:DIR:SPEC", "replay": "replay:DIR",
 }  # fmt: skip
+_LIVE = ("cache", "allow_local", "user_agent", "on_note")
+TAKEN: dict[str, tuple[str, ...]] = {
+    "index": (), "replay": (), "serper": (*_LIVE, "reader", "serper_url", "jina_url"),
+    "wikipedia": (*_LIVE, "wikipedia_url", "commons_url"),
+}  # fmt: skip
+"""The options that each back end takes; a recording takes those of what it records."""
+_NAMES = [field.name for field in fields(SearchOptions)]
 
 
 def _forms() -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from unify_agent.search.base import ImageHit, SearchError, TextHit, well_formed
+from unify_agent.search.base import ImageHit, OnHit, SearchError, TextHit, well_formed
 from unify_agent.search.fetch import public_url
 from unify_agent.search.passages import excerpt
 from unify_agent.search.pictures import Candidate, Pictures
@@ -66,6 +66,7 @@ class Serper:
     """
 
     name = "serper"
+    early = True
 
     def __init__(
         self,
@@ -88,7 +89,9 @@ class Serper:
         pages = list_of(answer, "organic", self.name)[: max(0, top_k - len(boxes))]
         return [*boxes, *self._threads.map(lambda page: self._page(page, q), pages)][:top_k]
 
-    def search_image(self, q: str, location: str | None = None, hl: str | None = None, num: int = 8) -> list[ImageHit]:
+    def search_image(
+        self, q: str, location: str | None = None, hl: str | None = None, num: int = 8, on_hit: OnHit | None = None
+    ) -> list[ImageHit]:
         """The first `num` pictures that can be fetched. A place of two letters is a country (`gl`)."""
         country = location.lower() if location and re.fullmatch(r"[A-Za-z]{2}", location) else None
         place = None if country else location or None
@@ -99,7 +102,7 @@ class Serper:
             for each in found
             if text_of(each, "imageUrl")
         ]
-        return self._pictures.gather(candidates, num)
+        return self._pictures.gather(candidates, num, on_hit)
 
     def _ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._service.json("POST", f"{self._url}/{what}", body=body, headers=self._headers)

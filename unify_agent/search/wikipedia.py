@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from unify_agent.search.base import ImageHit, SearchError, TextHit
+from unify_agent.search.base import ImageHit, OnHit, SearchError, TextHit
 from unify_agent.search.fetch import public_url
 from unify_agent.search.passages import excerpt
 from unify_agent.search.pictures import Candidate, Pictures
@@ -50,6 +50,7 @@ class Wikipedia:
     """
 
     name = "wikipedia"
+    early = True
 
     def __init__(self, url: str, commons: str, service: Service, pictures: Pictures) -> None:
         self._url, self._commons, self._service, self._pictures = url, commons, service, pictures
@@ -68,7 +69,9 @@ class Wikipedia:
             for page in found
         ]  # fmt: skip
 
-    def search_image(self, q: str, location: str | None = None, hl: str | None = None, num: int = 8) -> list[ImageHit]:
+    def search_image(
+        self, q: str, location: str | None = None, hl: str | None = None, num: int = 8, on_hit: OnHit | None = None
+    ) -> list[ImageHit]:
         """Lead pictures of articles, then files of Wikimedia Commons; each with licence, author and page."""
         candidates = self._leads(q, hl)
         files = self._search(
@@ -78,7 +81,7 @@ class Wikipedia:
         unique: dict[str, Candidate] = {}
         for each in candidates:
             unique.setdefault(each.url, each)
-        return self._pictures.gather(list(unique.values()), num)
+        return self._pictures.gather(list(unique.values()), num, on_hit)
 
     def _leads(self, q: str, hl: str | None) -> list[Candidate]:
         api = self._url.replace("{language}", edition(hl))
