@@ -144,9 +144,10 @@ class World:
             assert self.thing_in(name) and habits <= set(HABITS), (name, habits)
 
     def thing_in(self, text: str) -> Thing | None:
-        """The thing whose name a text holds: the longest name counts, then the one named last."""
-        found = [(len(name), text.rfind(name), thing) for thing in self.things for name in thing.names if name in text]
-        return max(found, key=lambda each: each[:2])[2] if found else None
+        """The thing whose name a text holds, whatever its case: the longest name counts."""
+        plain = text.casefold()
+        found = [(len(name), thing) for thing in self.things for name in thing.names if name.casefold() in plain]
+        return max(found, key=lambda each: each[0])[1] if found else None
 
     def has(self, thing: Thing | None, habit: str) -> bool:
         return thing is not None and any(habit in self.habits.get(name, ()) for name in thing.names)

@@ -14,12 +14,12 @@ import base64
 import binascii
 import json
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from data.build.services import Gate, Log
 from data.build.spec import Image, Spec
 from unify_agent import __version__
 from unify_agent.agent.episode import Episode
@@ -27,8 +27,9 @@ from unify_agent.agent.options import size_of
 from unify_agent.agent.record import png
 from unify_agent.files import digest, write_bytes
 from unify_agent.interleave.segments import Unusable
-from unify_agent.judging import ChatError, Endpoint, Picture, PicturePolicy
+from unify_agent.judging import ChatError, Endpoint, Gate, Log, Picture, PicturePolicy, Spent
 from unify_agent.judging.answers import PASSING
+from unify_agent.judging.client import Usage
 from unify_agent.judging.pace import Pace
 from unify_agent.judging.transport import Transport
 from unify_agent.search.addresses import parse_allowed
@@ -46,6 +47,7 @@ class Draws(Protocol):
     """Who draws. Called from many threads."""
 
     name: str
+    usage: Usage
 
     def draw(self, episode: Episode, number: int, seed: int) -> Path:
         """The picture of an episode's recaption and references, for trial `number`.
@@ -71,16 +73,21 @@ def open_image(spec: Spec, folder: Path, log: Log, gate: Gate) -> Draws:
 
 
 class Kept:
-    """Pictures in a folder, found again in a log by what they were drawn from."""
+    """Pictures in a folder, found again in a log by what they were drawn from. `usage.cached`: how often."""
 
     def __init__(self, folder: Path, log: Log) -> None:
-        self.folder, self.log = folder, log
+        self.folder, self.log, self.usage = folder, log, Usage()
+        self._lock = threading.Lock()
 
     def find(self, key: str) -> Path | None:
         """The picture that was drawn for this, when its file is still there."""
         known = self.log.find(key)
         path = None if known is None else self.folder / str(known["picture"])
-        return path if path is not None and path.is_file() else None
+        if path is None or not path.is_file():
+            return None
+        with self._lock:
+            self.usage.cached += 1
+        return path
 
     def keep(self, key: str, data: bytes, **about: Any) -> Path:
         """Writes a PNG, then says so in the log. `about`: what else the log's record holds."""
@@ -102,6 +109,7 @@ class EndpointImages:
     def __init__(self, settings: Image, folder: Path, log: Log, gate: Gate, backoff: float = BACKOFF) -> None:
         self.name = settings.model
         self._settings, self._kept, self._gate = settings, Kept(folder, log), gate
+        self.usage = self._kept.usage
         self._endpoint = Endpoint.parse(
             settings.url, settings.model, key_env=settings.key_env, timeout=settings.timeout, extra=settings.extra
         )
@@ -136,9 +144,10 @@ class EndpointImages:
         for attempt in range(1, self._settings.attempts + 1):
             self._pace.wait()
             try:
-                with self._gate.attempt(pictures=1) as spent:
+                with self._gate.attempt(Spent(pictures=1)) as spent:
                     answer = self._posted(record, references)
-                    spent(*_tokens(answer), 1)
+                    spent.pictures = 1
+                    spent.prompt, spent.completion = _tokens(answer)
                     data = self._picture(answer)
             except ChatError as error:
                 failure = {"kind": error.kind, "detail": error.detail}

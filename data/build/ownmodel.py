@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from data.build.images import Kept, key_of
-from data.build.services import Gate, Log
 from data.build.spec import Image
 from unify_agent.agent.episode import Episode
 from unify_agent.agent.loop import Painter
 from unify_agent.agent.options import size_of
 from unify_agent.agent.record import png
 from unify_agent.files import digest
+from unify_agent.judging import Gate, Log, Spent
 
 
 class OwnModel:
@@ -30,6 +30,7 @@ class OwnModel:
     def __init__(self, settings: Image, folder: Path, log: Log, gate: Gate) -> None:
         self.name = Path(settings.own).name
         self._settings, self._kept, self._gate = settings, Kept(folder, log), gate
+        self.usage = self._kept.usage
         self._lock, self._busy = threading.Lock(), threading.Lock()
         self._waiting: list[tuple[Episode, Future[np.ndarray]]] = []
         self._painter: Any = None
@@ -50,9 +51,9 @@ class OwnModel:
         key = key_of(record)
         if (known := self._kept.find(key)) is not None:
             return known
-        with self._gate.attempt(pictures=1) as spent:
+        with self._gate.attempt(Spent(pictures=1)) as spent:
             picture = self._drawn(replace(episode, seed=seed))
-            spent(0, 0, 1)
+            spent.pictures = 1
         return self._kept.keep(key, png(picture), request=record)
 
     def _loaded(self) -> Any:

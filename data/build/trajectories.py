@@ -54,9 +54,7 @@ def prompts_of(words: str) -> Prompts:
 
 def grading_of(spec: Spec) -> Grading:
     """Equation 9 as the spec has it."""
-    given = spec.references
-    weights = {name: getattr(given, name) for name in ("identity", "salience", "clarity", "cleanliness")}
-    return Grading(weights, given.threshold)
+    return Grading(spec.references.weights, spec.references.threshold)
 
 
 def seed_of(task: Task, spec: Spec, *more: object) -> int:
@@ -182,11 +180,10 @@ def _bring_into_form(turn: Exchange) -> None:
 
 def provenance(spec: Spec) -> dict[str, Any]:
     """Who makes trajectories, for their records."""
-    teacher, judge = spec.chat("teacher"), spec.chat("references")
+    teacher, judge, given = spec.chat("teacher"), spec.chat("references"), spec.references
     return {
         "teacher": {"model": teacher.model, "mode": teacher.mode, "temperature": teacher.temperature},
-        "judge": {"model": judge.model, "weights": dict(grading_of(spec).weights),
-                  "threshold": spec.references.threshold},
+        "judge": {"model": judge.model, "weights": given.weights, "threshold": given.threshold},
         "search": kind_of(spec.services.search.spec),
         "words": Path(spec.trajectories.words).name,
     }  # fmt: skip

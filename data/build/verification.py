@@ -41,7 +41,7 @@ class VerificationPhrases(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rubric: str
-    true: str
+    truth: str
     known: str
     drawn: str
     prompt: str
@@ -88,7 +88,7 @@ def verify(task: Task, trajectory: Episode, number: int, picture: Path, spec: Sp
     name = task.entity.name(task.language)
     known = "; ".join(task.entity.attributes)
     shown: list[Any] = [
-        phrases.true.replace("{count}", str(len(truth))).replace("{name}", name),
+        phrases.truth.replace("{count}", str(len(truth))).replace("{name}", name),
         *(Picture.of(path, SENT) for path in truth),
         *([phrases.known.replace("{attributes}", known)] if known else []),
         phrases.prompt.replace("{prompt}", task.prompt),
