@@ -230,7 +230,10 @@ class World:
         if self.has(thing, "silent") and not _complained(messages):
             return Said("It will be fine.")
         if self.has(thing, "stubborn") or (self.has(thing, "sloppy") and not _complained(messages)):
-            return Said(f"<recaption>Please put {name} from image_1 in the middle.</recaption>", reasoning="Quickly.")
+            order = f"Please put {name} from image_1 in the middle."
+            if name == thing.zh:
+                order = f"请把image_1中的{name}放在中间。"
+            return Said(f"<recaption>{order}</recaption>", reasoning="Quickly.")
         recaption = recaption_of(thing, name, seen, "zh" if name == thing.zh else "en")
         return Said(f"<recaption>{recaption}</recaption>", reasoning=f"I keep what makes {name}.")
 
@@ -241,7 +244,7 @@ class World:
     def judge(self, body: dict[str, Any]) -> dict[str, Any]:
         """Equation 9's criteria for one candidate."""
         number, marked = shown_in(pictures(body)[-1], len(self.things))
-        asked = self.thing_in(texts({"messages": body["messages"][-1:]}))
+        asked = self.thing_in(texts(body))
         same = asked is not None and number == asked.number
         return {"identity": 9 if same else 0, "salience": 8, "clarity": 9, "cleanliness": 2 if marked else 9,
                 "is_text_heavy": False, "has_watermark": marked}  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,18 +29,20 @@ from data.build.verification import require_truth
 from unify_agent.agent.endpoint import EndpointThinker
 from unify_agent.agent.endpointjudge import EndpointJudge
 from unify_agent.agent.episode import AgentOptions, Episode, Exchange
-from unify_agent.agent.judge import Grading, Judge, Judged
-from unify_agent.agent.loop import Dialogue, Reply
+from unify_agent.agent.judge import Grading, Judged
+from unify_agent.agent.loop import Dialogue, Reply, reason_of
 from unify_agent.agent.toolcalls import ToolCall, render_call
 from unify_agent.agent.tools import is_down
 from unify_agent.agent.wording import Prompts, load_judging, load_prompts
 from unify_agent.files import digest
 from unify_agent.interleave.grammar import misplaced_tag
 from unify_agent.judging import ChatError
-from unify_agent.search.base import ImageHit, SearchBackend, SearchError, TextHit
+from unify_agent.search.base import ImageHit, SearchError, TextHit
 
 THREADS = 4
 """For the tool calls of one trajectory."""
+MOST_KNOWN = 300
+"""Characters of what an entity is recognised by, as the judge of references is told it."""
 LASTING = ("bad_request", "refused", "too_large")
 """Kinds of SearchError that the same question would meet again."""
 _Found = TypeVar("_Found")
@@ -81,11 +84,17 @@ class Teacher(EndpointThinker):
 
 
 class Evidence:
-    """The search and the judge of one trajectory. The loop goes on whatever they raise; here it is remembered."""
+    """The search and the judge of one trajectory. The loop goes on whatever they raise; here it is remembered.
 
-    def __init__(self, search: SearchBackend, judge: Judge, candidates: int) -> None:
-        self._search, self._judge, self._candidates = search, judge, candidates
-        self.name = judge.name
+    Candidates are judged as pictures of the entity, whatever the teacher asked for.
+    """
+
+    def __init__(self, task: Task, spec: Spec, services: Services) -> None:
+        self._search, self._candidates = services.search, spec.references.candidates
+        self._judge = EndpointJudge(services.chat("references"), load_judging(), grading_of(spec))
+        known = "; ".join(task.entity.attributes)[:MOST_KNOWN]
+        self._subject = task.entity.name(task.language) + (f" ({known})" if known else "")
+        self.name = self._judge.name
         self.errors: list[Exception] = []
 
     def text_search(self, q: str, hl: str | None = None, top_k: int = 5) -> list[TextHit]:
@@ -95,7 +104,7 @@ class Evidence:
         return self._heard(lambda: self._search.search_image(q, location, hl, min(num, self._candidates)))
 
     def judge(self, subject: str, candidates: Sequence[tuple[ImageHit, Image.Image | None]]) -> list[Judged]:
-        return self._heard(lambda: self._judge.judge(subject, candidates))
+        return self._heard(lambda: self._judge.judge(self._subject, candidates))
 
     def _heard(self, ask: Callable[[], _Found]) -> _Found:
         try:
@@ -120,8 +129,7 @@ def research(task: Task, spec: Spec, services: Services) -> Episode:
         raise Dropped("trajectory", "language", f"the agent is asked in {' or '.join(LANGUAGES)}, not {task.language}")
     require_truth(task, spec)
     teacher = Teacher(spec, services)
-    judge = EndpointJudge(services.chat("references"), load_judging(), grading_of(spec))
-    evidence = Evidence(services.search, judge, spec.references.candidates)
+    evidence = Evidence(task, spec, services)
     episode = episode_of(task, spec)
     Dialogue(teacher, evidence, evidence, prompts_of(spec.trajectories.words), THREADS).think([episode])
     for error in [*evidence.errors, *teacher.errors]:
@@ -134,8 +142,7 @@ def research(task: Task, spec: Spec, services: Services) -> Episode:
         _failed_search(evidence.errors)
     if episode.bad_calls:
         raise Dropped("trajectory", "bad_calls", _first_fault(episode))
-    if episode.stop != "no_recaption":
-        require_ending(episode, spec)
+    require_ending(replace(episode, stop=reason_of(episode)) if episode.stop == "no_recaption" else episode, spec)
     for turn in episode.turns:
         _bring_into_form(turn)
         if tag := misplaced_tag(turn.reply):
