@@ -133,6 +133,8 @@ class Looks:
                 found[path] = self._known[key]
             else:
                 missing.append((path, key))
+        if not missing:
+            return found
         with ThreadPoolExecutor(threads) as pool, Progress("looking at", len(missing), "pictures") as progress:
             for start in range(0, len(missing), 256):
                 part = missing[start : start + 256]

@@ -10,6 +10,8 @@ import re
 import unicodedata
 from collections.abc import Container
 
+from data.build.contracts import Entity
+
 LONGEST_ID = 80
 """Bytes of a file name's part that is an id; longer ones are cut, and told apart by their digest."""
 _ODD = re.compile(r"[^\w-]+")
@@ -38,6 +40,12 @@ _GUESSES = {
     "Kana": "ja", "Hangul": "ko", "Han": "zh", "Cyrillic": "ru", "Greek": "el", "Arabic": "ar", "Hebrew": "he",
     "Devanagari": "hi", "Thai": "th",
 }  # fmt: skip
+_CHINESE = frozenset({
+    "china", "cn", "chn", "prc", "people's republic of china", "mainland china", "hong kong", "hk", "hong kong sar",
+    "macau", "macao", "mo", "taiwan", "tw", "中国", "中國", "中华人民共和国", "中国大陆", "大陆", "中国内地",
+    "香港", "中国香港", "澳门", "澳門", "中国澳门", "台湾", "臺灣", "台灣", "中国台湾",
+})  # fmt: skip
+"""Countries and regions whose entities are asked for in Chinese."""
 _NEVER_LATIN = frozenset({"zh", "ja", "ko"})
 
 
@@ -67,6 +75,17 @@ def safe_id(given: str, taken: Container[str] = ()) -> str:
 def guess_language(text: str) -> str:
     """The language of a name from its script alone: `en` for Latin letters, `zh` for Han without kana or hangul."""
     return next((language for script, language in _GUESSES.items() if _LETTERS[script].search(text)), "en")
+
+
+def own_language(entity: Entity) -> str:
+    """The language that an entity is asked for in: Chinese for a Chinese one (papers/unify_agent.txt, E.4), else
+    English, as far as it has a name in it; else the language of its first name."""
+    country = normalised(entity.country)
+    chinese = any(part.strip() in _CHINESE for part in re.split(r"[,，/、;·()（）]", country))
+    for language in ("zh", "en") if chinese else ("en",):
+        if language in entity.names:
+            return language
+    return next(iter(entity.names))
 
 
 def in_language(text: str, language: str) -> bool:
