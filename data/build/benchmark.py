@@ -37,9 +37,7 @@ JOURNAL = "journal.jsonl"
 _KEPT_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
-def choose(
-    entities: Sequence[Entity], looks: Mapping[Path, bytes], share: float, seed: int
-) -> dict[str, Part]:
+def choose(entities: Sequence[Entity], looks: Mapping[Path, bytes], share: float, seed: int) -> dict[str, Part]:
     """The part of each entity by id. `looks`: of the seeds, packed (data/build/lookalike.py).
 
     Of a group that is held out the first entity that could be chosen is in the benchmark, the others are withheld.
@@ -93,9 +91,9 @@ def two_seeds(entity: Entity, looks: Mapping[Path, bytes]) -> tuple[Path, Path] 
 def _taken(place: int, share: float, seed: int, what: str, category: str) -> bool:
     """Whether chance takes the `place`-th of its category: one of every `1 / share`."""
     part = Fraction(share).limit_denominator(1_000_000)
-    block = math.floor(place * part)
     if not part:
         return False
+    block = math.floor(place * part)
     start, stop = math.ceil(block / part), math.ceil((block + 1) / part)
     return place == start + int(generator(seed, 0, what, category, block).integers(stop - start))
 

@@ -29,7 +29,7 @@ class Entity:
     names: by language (`en`, `zh`, ...), at least one. remark: what the list says of it. seeds: pictures that truly
     show it, for verification and for the benchmark; never shown to the teacher. attributes: what it can be recognised
     by, found by the metadata stage. place: its number in its part of its category, from 0 in the order of the list.
-    part: `benchmark`, or `withheld` when it is too like one of those to be trained on beside it (data/build/benchmark.py).
+    part: `benchmark`, or `withheld` when it is too like one of those to be trained on (data/build/benchmark.py).
     """
 
     id: str

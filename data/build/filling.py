@@ -1,4 +1,4 @@
-"""Words of a file with what an item says put in: untrusted text stays one line of plain text, and fills no gap itself."""
+"""Words of a file with what an item says put in: text from outside stays one line of plain text and fills no gap."""
 
 from __future__ import annotations
 

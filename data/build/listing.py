@@ -133,14 +133,16 @@ class _Reader:
             raise _Refusal("no name", "it has no name in any language; give one")
         for language, name in names.items():
             if not any(c.isalnum() for c in name):
-                raise _Refusal("no name", f"the name {name!r} ({language}) holds no letter and no digit")
+                raise _Refusal("no name", f"the name {name!r} ({language}) holds no letter or digit")
             if len(name) > LONGEST_NAME:
-                raise _Refusal("no name", f"the name {name[:30]!r}... ({language}) is longer than {LONGEST_NAME} letters")
+                raise _Refusal(
+                    "no name", f"the name {name[:30]!r}... ({language}) has more than {LONGEST_NAME} letters"
+                )
             if before := self._names.get((language, normalised(name))):
                 raise _Refusal(
-                    "a name that is taken", f"{before} has the name {name!r} ({language}) too; join the rows, or say in "
-                    "the name which is meant",
-                )  # fmt: skip
+                    "a name that is taken",
+                    f"{before} has the name {name!r} ({language}) too; join the rows, or say in the name which is meant",
+                )
         return names
 
 

@@ -143,12 +143,17 @@ def make_tasks(entity: Entity, spec: Spec, services: Services) -> list[Task]:
     """The tasks of an entity; of one that is held out, one. Raises Dropped when no prompt of it can be taken."""
     words = words_of(spec.prompts.words)
     tasks: list[Task] = []
+    earlier: list[str] = []
     refused: Dropped | None = None
     for wish in plan(entity, spec):
         try:
-            tasks.append(_written(entity, wish, [task.prompt for task in tasks], words, spec, services))
+            text = _written(entity, wish, earlier, words, spec, services)
         except Dropped as fault:
             refused = fault
+        else:
+            earlier.append(text)
+            prompt = text.replace(PLACE, entity.name(wish.language))
+            tasks.append(Task(wish.id, entity, prompt, wish.language, wish.form, wish.difficulty))
     if refused is not None and not tasks:
         raise refused
     return tasks
@@ -169,9 +174,7 @@ def plan(entity: Entity, spec: Spec) -> list[Wish]:
     return wishes
 
 
-def _written(
-    entity: Entity, wish: Wish, earlier: Sequence[str], words: Words, spec: Spec, services: Services
-) -> Task:
+def _written(entity: Entity, wish: Wish, earlier: Sequence[str], words: Words, spec: Spec, services: Services) -> str:
     phrases = words.zh if wish.language == "zh" else words.en
     asked, complaint = _question(entity, wish, earlier, words, phrases), ""
     for number in range(words.limits.tries):
@@ -184,9 +187,10 @@ def _written(
         text = " ".join(answer.parsed.prompt.split())
         complaint = wrong_with(text, entity, wish.language, earlier, words)
         if not complaint:
-            prompt = text.replace(PLACE, entity.name(wish.language))
-            return Task(wish.id, entity, prompt, wish.language, wish.form, wish.difficulty)
-    raise Dropped("prompts", "no prompt could be taken", f"{wish.id}, {words.limits.tries} tries; the last: {complaint}")
+            return text
+    raise Dropped(
+        "prompts", "no prompt could be taken", f"{wish.id}: {words.limits.tries} tries, the last: {complaint}"
+    )
 
 
 def _question(entity: Entity, wish: Wish, earlier: Sequence[str], words: Words, phrases: _Phrases) -> str:
@@ -209,15 +213,13 @@ def _question(entity: Entity, wish: Wish, earlier: Sequence[str], words: Words, 
 def wrong_with(text: str, entity: Entity, language: str, earlier: Sequence[str], words: Words) -> str:
     """Why a prompt cannot be taken, in words for whoever wrote it; "" when it can.
 
-    text: one line with `{name}` in it. earlier: the entity's prompts so far, names filled in.
+    text: one line with `{name}` in it, as are the entity's `earlier` ones.
     """
     limits, length = words.limits, words.length(language)
     times = text.count(PLACE)
     if not 1 <= times <= 2:
         return f"{PLACE} stands in it {times} times instead of once or twice"
     rest = " ".join(text.replace(PLACE, " ").split())
-    if normalised(entity.name(language)) in normalised(rest):
-        return f"the name is written out where {PLACE} belongs"
     if not length.shortest <= len(rest) <= length.longest:
         return f"it has {len(rest)} characters without the name, not {length.shortest} to {length.longest}"
     if _MARKUP.search(rest) or spell_tags(rest) != rest or not rest.isprintable():
@@ -226,8 +228,7 @@ def wrong_with(text: str, entity: Entity, language: str, earlier: Sequence[str],
         return f"it is not wholly in the language {language}"
     if told_trait := next((each for each in entity.attributes if leaks(each, rest, limits.leak)), ""):
         return f"it tells what the entity looks like ({told_trait})"
-    name = entity.name(language)
-    if any(nearness(shingles(rest), shingles(each.replace(name, " "))) >= limits.near for each in earlier):
+    if any(nearness(shingles(rest), shingles(each.replace(PLACE, " "))) >= limits.near for each in earlier):
         return "it is nearly the same as an earlier one"
     return ""
 
