@@ -141,7 +141,7 @@ class _Reader:
             if before := self._names.get((language, normalised(name))):
                 raise _Refusal(
                     "a name that is taken",
-                    f"{before} has the name {name!r} ({language}) too; join the rows, or say in the name which is meant",
+                    f"{before} has the name {name!r} ({language}) too; join the rows, or make the names differ",
                 )
         return names
 

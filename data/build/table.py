@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.documents import Fault, csv_lines, json_lines
-from unify_agent.errors import UserError, nearest
+from unify_agent.errors import UserError
 from unify_agent.files import read_json
 
 KINDS = (".csv", ".json", ".jsonl", ".parquet")
@@ -103,9 +104,8 @@ def columns_of(names: Sequence[str], where: Path | str) -> dict[str, str]:
         elif low not in _LEFT_ALONE:
             unknown.append(name)
     for name in unknown:
-        close = nearest(name.strip().lower(), _SHOWN, 1)
-        if close.startswith(", did"):
-            raise UserError(f"{where}: the column {name!r} is not known{close}")
+        if close := get_close_matches(name.strip().lower(), _SHOWN, 1, cutoff=0.8):
+            raise UserError(f"{where}: the column {name!r} is not known, did you mean {close[0]!r}?")
     meanings = set(found.values())
     has_name = bool(meanings & {"name", "names"}) or any(each.startswith("name_") for each in meanings)
     for there, what in (("id" in meanings, "index"), (has_name, "name_en"), ("category" in meanings, "category")):
