@@ -60,7 +60,7 @@ def test_a_prompt_that_cannot_be_had_leaves_the_others_and_their_ids(tmp_path):
         (f"{GOOD} See image_1.", "markup"),
         (f"{GOOD} https://a.example", "markup"),
         (f"{GOOD} 铜鸮", "language"),
-        ("{name}在黄昏时分安静地飞过港口小镇湿漉漉的屋顶，带着一个包裹，去往车站前的广场。", "language"),
+        (f"{GOOD[:20]}黄昏时分飞过港口小镇湿漉漉的屋顶，去往车站前的广场。", "language"),
         (f"{GOOD} Its brass head has rivets.", "looks like"),
         (OTHER.replace("waves as", "waves when"), "nearly the same"),
     ],
