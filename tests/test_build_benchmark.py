@@ -16,7 +16,7 @@ from data.build.contracts import Task
 from data.build.grouping import Groups
 from data.build.journal import Outcome
 from data.build.listing import read_list
-from data.build.lookalike import BYTES, Looks, find_alike, pack
+from data.build.lookalike import BYTES, Looks, find_alike, pack, same_picture
 from data.build.names import normalised
 from eval.benchmarks.factip import FactIP, FactIPMini
 from unify_agent.search.pictures import alike, look_of
@@ -117,7 +117,9 @@ def test_look_alikes_are_those_of_the_pairwise_rule():
                 groups.join(one, two)
     found = find_alike([pack(look) for look in looks])
     assert found.groups == groups.several() and found.cut == 0 and len(found.groups) > 10
-    assert all(len(pack(look)) == BYTES for look in looks)
+    packed = [pack(look) for look in looks]
+    assert all(len(each) == BYTES for each in packed)
+    assert [same_picture(packed[0], each) for each in packed] == [alike(looks[0], each) for each in looks]
     assert find_alike([]).groups == ()
 
 

@@ -8,6 +8,7 @@ from build_tools import Asked, entity, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.build import nearness as near_texts
 from data.build.benchmark import placed
 from data.build.contracts import CATEGORIES, Dropped
 from data.build.nearness import find_near, nearness, shingles
@@ -60,7 +61,7 @@ def test_a_prompt_that_cannot_be_had_leaves_the_others_and_their_ids(tmp_path):
         (f"{GOOD} See image_1.", "markup"),
         (f"{GOOD} https://a.example", "markup"),
         (f"{GOOD} 铜鸮", "language"),
-        (f"{GOOD[:20]}黄昏时分飞过港口小镇湿漉漉的屋顶，去往车站前的广场。", "language"),
+        (f"{GOOD[:20]}黄昏时分飞过港口小镇湿漉漉的屋顶，去往车站前面的广场，停在那里。", "language"),
         (f"{GOOD} Its brass head has rivets.", "looks like"),
         (OTHER.replace("waves as", "waves when"), "nearly the same"),
     ],
@@ -128,6 +129,15 @@ def test_near_texts_are_grouped_as_pairwise_comparison_would(lists):
     for one in range(len(texts)):
         others = [nearness(sets[one], sets[two]) for two in range(len(texts)) if two != one]
         assert (max(others) >= 0.9) == (one in joined)
+
+
+def test_texts_of_one_pattern_are_not_compared_each_with_each(monkeypatch):
+    asked = []
+    monkeypatch.setattr(near_texts, "nearness", lambda one, two: asked.append(1) or 0.0)
+    texts = [f"{'a crow on the wet roof of the mill beside the river ' * 3}{number}" for number in range(400)]
+    assert find_near(texts) == () and len(asked) <= 400 * 9 * 16 < 400 * 399 / 2
+    monkeypatch.undo()
+    assert find_near(texts) == (tuple(range(400)),)
 
 
 def test_near_texts_are_told_in_every_script_and_far_ones_are_not():

@@ -26,7 +26,7 @@ from data.build.contracts import Entity, Part, Task
 from data.build.grouping import Groups
 from data.build.journal import Outcome, read_journal
 from data.build.listing import LOOKS, read_list
-from data.build.lookalike import Looks, find_alike
+from data.build.lookalike import Looks, find_alike, same_picture
 from data.build.names import normalised
 from data.build.spec import Spec
 from unify_agent.files import whole_folder, write_json
@@ -83,7 +83,7 @@ def held_out(entity: Entity, spec: Spec) -> bool:
 def two_seeds(entity: Entity, looks: Mapping[Path, bytes]) -> tuple[Path, Path] | None:
     """The first two seeds that are two different pictures, None where there are none."""
     for one, two in combinations(entity.seeds, 2):
-        if not find_alike([looks[one], looks[two]]).groups:
+        if not same_picture(looks[one], looks[two]):
             return one, two
     return None
 

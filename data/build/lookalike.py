@@ -1,10 +1,12 @@
 """Pictures that look alike among hundreds of thousands, without comparing each with each.
 
-The rule is `unify_agent.search.pictures.alike`: proportions, at most 10 of 128 bits of a difference hash, a 4x4
-thumbnail in colour. Of 11 bands of the bits two such pictures share at least one whole, and their summed colours differ
-by at most 16 * 48: so in each band the pictures are sorted by (band, brightness), and each is compared with those
-that follow within that distance. That finds every pair, unless a picture has more than `MOST` to be compared with in a
-band (thousands of white pages, say): then the nearest in brightness are, and `Alike.cut` counts such pictures.
+The rule is `unify_agent.search.pictures.alike`: proportions, at most 10 of 128 bits of a difference hash, 48 colour
+values that differ by at most 16. `AXES` of the colour values, those that tell most about the others of a set, are cut
+into cells 33 wide, in two ways that are 16 apart: in each of them two such pictures share a cell of one of the two. So
+for each choice of ways the pictures are sorted by (cell, brightness), and each is compared with those that follow
+within the difference in brightness that is possible. That finds every pair, unless a picture has more than `MOST` to be
+compared with at once (thousands of nearly white ones, say): then only with the nearest in brightness, and `Alike.cut`
+counts how often that was so.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +29,8 @@ from unify_agent.search.pictures import ALIKE_ASPECT, ALIKE_BITS, ALIKE_COLOUR, 
 
 BYTES = 66
 """Of a packed look: 2 of aspect, 16 of bits, 48 of colours."""
-MOST = 2048
-_BLOCK = 1 << 20  # pairs that are compared at once
+MOST, AXES = 2048, 6
+_BLOCK = 1 << 18  # pairs that are compared at once
 _VERSION = 1
 
 
@@ -49,12 +53,35 @@ def find_alike(looks: Sequence[bytes]) -> Alike:
     groups, cut = Groups(len(looks)), 0
     if looks:
         packed = np.frombuffer(b"".join(looks), np.uint8).reshape(-1, BYTES)
-        bits = np.unpackbits(packed[:, 2:18], axis=1)
-        brightness = packed[:, 18:].sum(1, dtype=np.int64)
-        for band in np.array_split(np.arange(128), ALIKE_BITS + 1):
-            value = bits[:, band] @ (1 << np.arange(len(band), dtype=np.int64))
-            cut += _join(packed, (value << 16) + brightness, groups)
+        colours = packed[:, 18:]
+        brightness = colours.sum(1, dtype=np.int64)
+        values = colours[:, _telling(colours)].astype(np.int64)
+        ways = [(values + shift) // (2 * ALIKE_COLOUR + 1) for shift in (0, ALIKE_COLOUR)]
+        for chosen in product((0, 1), repeat=AXES):
+            cell = np.zeros(len(looks), np.int64)
+            for axis, way in enumerate(chosen):
+                cell = cell * 16 + ways[way][:, axis]
+            cut += _join(packed, (cell << 16) + brightness, groups)
     return Alike(groups.several(), cut)
+
+
+def _telling(colours: np.ndarray) -> list[int]:
+    """Of 48 columns the `AXES` that vary most, each after what the ones before tell of it is taken away."""
+    rest = colours[:: max(1, len(colours) // 20_000)].astype(np.float64)
+    rest -= rest.mean(0)
+    found: list[int] = []
+    for _ in range(AXES):
+        spread = (rest * rest).sum(0)
+        spread[found] = -1.0
+        found.append(int(spread.argmax()))
+        axis = rest[:, found[-1]] / max(float(np.linalg.norm(rest[:, found[-1]])), 1e-9)
+        rest -= np.outer(axis, axis @ rest)
+    return found
+
+
+def same_picture(one: bytes, two: bytes) -> bool:
+    """Whether two packed looks are those of one picture."""
+    return bool(_alike(*(np.frombuffer(look, np.uint8)[None] for look in (one, two)))[0])
 
 
 def _join(packed: np.ndarray, key: np.ndarray, groups: Groups) -> int:
@@ -110,13 +137,12 @@ class Looks:
     def __init__(self, cache: Path | None = None) -> None:
         self._cache, self._known = cache, dict[tuple[str, int, int], bytes]()
         if cache is not None and cache.is_file():
-            for line in cache.read_bytes().splitlines():
-                try:
-                    version, name, size, modified, look = json.loads(line)
-                except ValueError:
-                    continue  # a line that a kill broke off
-                if version == _VERSION:
-                    self._known[name, size, modified] = bytes.fromhex(look)
+            with cache.open("rb") as file:
+                for line in file:
+                    with suppress(ValueError, TypeError):  # a line that a kill broke off
+                        version, name, size, modified, look = json.loads(line)
+                        if version == _VERSION and len(look) == 2 * BYTES:
+                            self._known[name, size, modified] = bytes.fromhex(look)
 
     def of(self, paths: Iterable[Path], threads: int = 4) -> dict[Path, bytes | Unusable]:
         """The look of each file, or why it has none. Faults are not kept: they may be mended."""
