@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_tools import entity, picture, spec
+from build_lists import entity, picture, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image

@@ -6,7 +6,7 @@ import math
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_tools import HEADER, csv_list, picture, spec
+from build_lists import HEADER, csv_list, picture, spec
 from hypothesis import given
 from hypothesis import strategies as st
 

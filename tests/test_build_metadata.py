@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from build_tools import Asked, entity, spec
+from build_lists import Asked, entity, spec
 
 from data.build.contracts import Dropped
 from data.build.entities import describe

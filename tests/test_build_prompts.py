@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from build_tools import Asked, entity, spec
+from build_lists import Asked, entity, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

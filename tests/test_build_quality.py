@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from build_tools import picture, spec
+from build_lists import picture, spec
 
 from data.build import contact_sheet, items, quality
 from data.build.contracts import Trial
