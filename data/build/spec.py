@@ -191,19 +191,30 @@ class References(Part):
 
 
 class Trajectories(Part):
-    """Stages 2 and 3. words: prompts of the agent loop; recaption_words: of the recaption."""
+    """Stages 2 and 3. words: prompts of the agent loop; recaption_words: of the recaption.
+
+    endings: of trajectories that are trained on (unify_agent/agent/episode.py).
+    """
 
     rounds: int = Field(8, ge=1, le=50)
     words: str = "full"
     recaption_words: Path | None = None
     recaption_tries: int = Field(3, ge=1, le=10)
+    endings: tuple[Literal["grounded", "text_only", "direct", "no_reference"], ...] = (
+        "grounded", "text_only", "direct",
+    )  # fmt: skip
 
 
 class Verification(Part):
-    """Stage 5. threshold: of each of the judge's criteria (0 to 10). trials: drawings before a task is dropped."""
+    """Stage 5. threshold: of each of the judge's criteria (0 to 10). trials: drawings before a task is dropped.
+
+    without_seeds: an entity without seed pictures is refused before anything is spent on it, or its drawings are
+    compared with the references that were found, which the record then says.
+    """
 
     threshold: float = Field(6.0, ge=0, le=10)
     trials: int = Field(5, ge=1, le=20)
+    without_seeds: Literal["refuse", "references"] = "refuse"
     words: Path | None = None
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from PIL import Image
 from pydantic import Field
 
-from unify_agent.agent.judge import WEIGHTS, Judged, Verdict, graded
+from unify_agent.agent.judge import USUAL, WEIGHTS, Grading, Judged, Verdict, graded
 from unify_agent.agent.tools import is_down
 from unify_agent.agent.wording import Judging
 from unify_agent.judging import ChatClient, ChatError, Picture, PicturePolicy, structured, system, user
@@ -29,15 +29,15 @@ class Seen(structured.Verdict):
 
 
 class EndpointJudge:
-    """Asks `client`. A candidate of which nothing usable is said is not used.
+    """Asks `client`; `grading` weighs what it says. A candidate of which nothing usable is said is not used.
 
     `judge` raises ChatError when the service does not work, or says nothing usable of any candidate.
     """
 
     name = "openai"
 
-    def __init__(self, client: ChatClient, words: Judging):
-        self.client, self.words = client, words
+    def __init__(self, client: ChatClient, words: Judging, grading: Grading = USUAL):
+        self.client, self.words, self.grading = client, words, grading
 
     def judge(self, subject: str, candidates: Sequence[tuple[ImageHit, Image.Image | None]]) -> list[Judged]:
         if not candidates:
@@ -70,5 +70,6 @@ class EndpointJudge:
         assert isinstance(found, Seen)
         parts = {criterion: float(getattr(found, criterion)) for criterion in WEIGHTS}
         return graded(
-            parts, side=min(picture.size), text_heavy=found.is_text_heavy, watermark=found.has_watermark
-        )
+            parts, side=min(picture.size), text_heavy=found.is_text_heavy, watermark=found.has_watermark,
+            grading=self.grading,
+        )  # fmt: skip

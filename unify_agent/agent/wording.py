@@ -176,7 +176,7 @@ def load_prompts(name: str | Path) -> Prompts:
 
 
 def load_words(path: Path, kind: type[_Kind]) -> _Kind:
-    """The words of a YAML file as `kind`, a closed model. Raises UserError that names file and key."""
+    """A YAML file of words as `kind`. Raises UserError that names file and key."""
     try:
         return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
