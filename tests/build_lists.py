@@ -1,4 +1,7 @@
-"""Lists of entities, services that answer from functions, and small pictures: for tests of the stages of a build."""
+"""Lists of entities, services that answer from functions, and small pictures: for tests of the stages of a build.
+
+`describe_entity` and `write_prompt` are what a chat server may say for the roles `metadata` and `prompts`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,37 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from chat_server import texts
 from PIL import Image
 
 from data.build.contracts import Entity
 from data.build.spec import Spec
+from unify_agent.files import digest
 from unify_agent.search.base import TextHit
 
+SENTENCES = {
+    "en": (
+        "At dawn {name} waits beside the ticket desk of a small railway station, wet from the rain.",
+        "Children run after {name} across a market square where the stalls are being taken down.",
+        "In a workshop full of clocks, {name} stands on the bench while a lamp swings above it.",
+        "Seen from below, {name} passes a row of lit windows as the first snow of the year falls.",
+        "A linocut of {name} in a rowing boat, three gulls in front of a low evening sun.",
+        "The crew of a ferry carries {name} over the gangway while the harbour lies in fog.",
+        "{name} shares a bench with an old fisherman who mends his nets at noon.",
+        "On the stage of an empty theatre {name} is rehearsing under one cold spotlight.",
+    ),
+    "zh": (
+        "清晨，{name}在雨后的小车站售票处旁静静等候。",
+        "集市正在收摊，孩子们追着{name}跑过广场。",
+        "钟表作坊里，{name}立在工作台上，头顶的灯轻轻摇晃。",
+        "仰视画面：初雪落下，{name}经过一排亮着灯的窗户。",
+        "用木刻版画表现{name}坐在小船上，三只海鸥掠过低垂的夕阳。",
+        "浓雾笼罩港口，船员们抬着{name}走过跳板。",
+        "正午，{name}与补网的老渔夫同坐一条长凳。",
+        "空荡的剧院舞台上，{name}在一束冷光下排练。",
+    ),
+}  # fmt: skip
+"""Prompts of which no two are nearly the same."""
 HEADER = ("index", "name_zh", "name_en", "country", "category", "remark")
 
 
@@ -68,3 +96,17 @@ class Asked:
         self.questions.append("\n".join(str(part) for message in messages for part in message.parts))
         self.salts.append(salt)
         return SimpleNamespace(parsed=schema.model_validate(self.answer(self.questions[-1], len(self.questions))))
+
+
+def describe_entity(body: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of anything: rare, and with a look of its own."""
+    chinese = "搜索结果" in texts(body)
+    traits = ["轮廓圆润", "通体一色"] if chinese else ["a rounded outline", "one colour all over"]
+    return {"about": [1], "ambiguous": False, "visual": True, "own_knowledge": 1, "renown": 1, "attributes": traits}
+
+
+def write_prompt(body: dict[str, Any]) -> dict[str, str]:
+    """A prompt that is none of those which the question says were written already."""
+    asked = texts(body)
+    fresh = [each for each in SENTENCES["zh" if "画面内容" in asked else "en"] if each not in asked]
+    return {"prompt": fresh[int(digest(asked)[:8], 16) % len(fresh)]}

@@ -1,14 +1,20 @@
 """Metadata of a data build: what an entity can be recognised by, and which entities are left out, and why."""
 
+import json
+
 import pytest
 import yaml
-from build_lists import Asked, entity, spec
+from build_lists import Asked, describe_entity, entity, spec, write_prompt
+from chat_server import ChatServer, schema_name
 
 from data.build.contracts import Dropped
 from data.build.entities import describe
 from data.build.filling import FOLDER, fill
+from data.build.prompts import make_tasks
+from data.build.services import Services
 from unify_agent.errors import UserError
 from unify_agent.search.base import TextHit
+from unify_agent.search.building import build_index
 
 GOOD = {"about": [1], "ambiguous": False, "visual": True, "own_knowledge": 2, "renown": 3,
         "attributes": ["a brass head", "A  brass head", "two glass eyes"]}  # fmt: skip
@@ -95,3 +101,27 @@ def test_words_can_be_replaced_by_a_file_of_the_same_keys(tmp_path):
 
 def test_a_value_fills_no_gap_of_its_own():
     assert fill("{a} {b} {c}", {"a": "{b}", "b": 2}) == "{b} 2 {c}"
+
+
+def test_both_stages_survive_faults_and_ask_nothing_twice(tmp_path):
+    page = {"title": "Brass Owl", "text": "It has a brass head.", "lang": "en"}
+    (tmp_path / "docs.jsonl").write_text(json.dumps(page))
+    build_index(tmp_path / "docs.jsonl", None, tmp_path / "index")
+    faults = ["429", "malformed", "truncated", "empty", "fenced", "wordy", "thinking"]
+    services = {"image": {"own": "x"}, "search": {"spec": f"index:{tmp_path / 'index'}"}}
+
+    def answer(body):
+        return describe_entity(body) if schema_name(body) == "Metadata" else write_prompt(body)
+
+    with ChatServer(answer, plan=faults, served=["m"]) as server:
+        teacher = {"url": server.url, "model": "m", "attempts": 9}
+        given = spec(tmp_path, services=services | {"teacher": teacher})
+        runs = []
+        for _ in range(2):
+            with Services(given, tmp_path / "out") as opened:
+                owl = describe(entity(), given, opened)
+                runs.append((owl, make_tasks(owl, given, opened)))
+            assert server.calls == 4 + 3, "four attempts failed, each question was answered once"
+    assert runs[0] == runs[1] and runs[0][0].attributes == ("a rounded outline", "one colour all over")
+    assert [task.id for task in runs[0][1]] == ["owl-p1", "owl-p2"]
+    assert all("Brass Owl" in task.prompt for task in runs[0][1])

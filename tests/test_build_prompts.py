@@ -13,6 +13,7 @@ from data.build.benchmark import placed
 from data.build.contracts import CATEGORIES, Dropped
 from data.build.nearness import find_near, nearness, shingles
 from data.build.prompts import DIFFICULTIES, FORMS, KINDS, leaks, make_tasks, plan, words_of, wrong_with
+from unify_agent.judging import ChatError
 
 GOOD = "At dawn {name} carries a parcel over the wet roofs of a harbour town."
 OTHER = "A child waves as {name} lands beside the ticket desk of a railway station."
@@ -48,6 +49,18 @@ def test_what_is_wrong_is_told_and_asked_for_anew_up_to_a_bound(tmp_path):
 def test_a_prompt_that_cannot_be_had_leaves_the_others_and_their_ids(tmp_path):
     services = Asked(lambda question, number: {"prompt": "no" if number <= 4 else GOOD})
     assert [task.id for task in make_tasks(OWL, spec(tmp_path), services)] == ["owl-p2"]
+
+
+def test_what_the_model_refuses_is_dropped_and_a_server_that_fails_is_not(tmp_path):
+    def answer(question, number):
+        raise ChatError(*error)
+
+    error = ("refused", "the model refused: content filter")
+    with pytest.raises(Dropped, match="prompts: the prompt model refuses"):
+        make_tasks(OWL, spec(tmp_path), Asked(answer))
+    error = ("server", "out of memory")
+    with pytest.raises(ChatError, match="out of memory"):
+        make_tasks(OWL, spec(tmp_path), Asked(answer))
 
 
 @pytest.mark.parametrize(

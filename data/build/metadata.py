@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from data.build.asking import asking
 from data.build.contracts import Dropped, Entity
 from data.build.filling import FOLDER, fill, told
 from data.build.names import normalised, own_language
@@ -72,7 +73,7 @@ def words_of(path: Path | None) -> Words:
 
 
 def describe(entity: Entity, spec: Spec, services: Services) -> Entity:
-    """The entity with its attributes. Raises Dropped for one that is broken or too common."""
+    """The entity with its attributes. Raises Dropped for one that is broken or too common, or that a model refuses."""
     words = words_of(spec.metadata.words)
     language = own_language(entity)
     hits = _search(entity, language, spec.metadata.results, services)
@@ -105,10 +106,11 @@ def _ask(
         "entity": told(" / ".join(dict.fromkeys((entity.name(language), *entity.names.values())))),
         "category": entity.category, "country": told(entity.country), "remark": told(entity.remark), "results": shown,
     })  # fmt: skip
-    answer = services.chat("metadata").ask(
-        [system(phrases.rubric), user(asked)], schema=Metadata, max_tokens=MOST_TOKENS,
-        temperature=spec.chat("metadata").temperature,
-    )  # fmt: skip
+    with asking("entities", "the metadata model"):
+        answer = services.chat("metadata").ask(
+            [system(phrases.rubric), user(asked)], schema=Metadata, max_tokens=MOST_TOKENS,
+            temperature=spec.chat("metadata").temperature,
+        )  # fmt: skip
     assert isinstance(answer.parsed, Metadata), "what was asked for"
     return answer.parsed
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from data.build.asking import asking
 from data.build.contracts import CATEGORIES, Dropped, Entity, Task
 from data.build.filling import FOLDER, fill, told
 from data.build.names import in_language, normalised, own_language
@@ -179,10 +180,11 @@ def _written(entity: Entity, wish: Wish, earlier: Sequence[str], words: Words, s
     asked, complaint = _question(entity, wish, earlier, words, phrases), ""
     for number in range(words.limits.tries):
         said = [asked, fill(phrases.complaint, {"complaint": complaint})] if complaint else [asked]
-        answer = services.chat("prompts").ask(
-            [system(phrases.rubric), user(*said)], schema=Written, max_tokens=MOST_TOKENS,
-            temperature=spec.chat("prompts").temperature, salt=f"{spec.seed} {wish.id} {number}",
-        )  # fmt: skip
+        with asking("prompts", "the prompt model"):
+            answer = services.chat("prompts").ask(
+                [system(phrases.rubric), user(*said)], schema=Written, max_tokens=MOST_TOKENS,
+                temperature=spec.chat("prompts").temperature, salt=f"{spec.seed} {wish.id} {number}",
+            )  # fmt: skip
         assert isinstance(answer.parsed, Written), "what was asked for"
         text = " ".join(answer.parsed.prompt.split())
         complaint = wrong_with(text, entity, wish.language, earlier, words)
