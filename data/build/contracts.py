@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 Stage = Literal["entities", "prompts", "trajectory", "recaption", "picture", "verification", "assembly"]
+Part = Literal["train", "benchmark", "withheld"]
 CATEGORIES = {
     "Character": ("animation", "comic", "celebrity", "game", "mascot", "mythology"),
     "Object": ("food", "art", "toy", "animal"),
@@ -27,7 +28,8 @@ class Entity:
 
     names: by language (`en`, `zh`, ...), at least one. remark: what the list says of it. seeds: pictures that truly
     show it, for verification and for the benchmark; never shown to the teacher. attributes: what it can be recognised
-    by, found by the metadata stage.
+    by, found by the metadata stage. place: its number in its part of its category, from 0 in the order of the list.
+    part: `benchmark`, or `withheld` when it is too like one of those to be trained on (data/build/benchmark.py).
     """
 
     id: str
@@ -38,6 +40,8 @@ class Entity:
     seeds: tuple[Path, ...] = ()
     attributes: tuple[str, ...] = ()
     given_id: str = ""
+    place: int = 0
+    part: Part = "train"
 
     def name(self, language: str) -> str:
         """The name in a language, else in any."""

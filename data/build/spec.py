@@ -227,13 +227,14 @@ class Benchmark(Part):
 
 class Spec(Part):
     """A build. at_once: tasks in work at a time. currency: of prices and budgets, a label. patience: seconds that a
-    service may answer nothing at all before the run stops. `file`: where it was read from; `parts`: digests of what
-    changes results, by the name of the part."""
+    service may answer nothing at all before the run stops. strict: a row of the list that is refused stops it, too.
+    `file`: where it was read from; `parts`: digests of what changes results, by the name of the part."""
 
     entities: Path
     out: Path
     seed: int = Field(0, ge=0)
     at_once: int = Field(64, ge=1, le=4096)
+    strict: bool = False
     currency: str = "USD"
     patience: float = Field(30.0, ge=0)
     services: ServiceParts
