@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.build.contracts import Dropped
-from data.build.recaption import ANEW, of_trial, recaption
+from data.build.recaption import of_trial, recaption
 from data.build.recaption_rules import LANGUAGES, LENGTHS, amount_of, faults
 from data.build.recaption_words import words_of
-from data.build.trajectories import research
+from data.build.trajectories import ANEW, research
 from unify_agent.agent.loop import recaption_in
 from unify_agent.errors import UserError
 

@@ -71,6 +71,18 @@ def test_an_ending_that_is_no_training_data_is_dropped_by_its_name(tmp_path, fol
     assert (dropped.value.stage, dropped.value.reason) == ("trajectory", reason)
 
 
+def test_a_reply_that_is_neither_call_nor_recaption_is_asked_for_again_and_leaves_no_trace(tmp_path, folder):
+    plain, _ = researched(tmp_path, folder, "Kiru")
+    other = tmp_path / "other"
+    other.mkdir()
+    world = World()
+    world.answers["teacher"] = lambda body: "Hm." if body["temperature"] == 0 else world.teach(body)
+    with bench(other, folder, world) as at:
+        again = research(at.task("Kiru"), at.spec, at.services)
+    assert [turn.reply for turn in again.turns[:2]] == [turn.reply for turn in plain.turns[:2]]
+    assert "Hm." not in str(again.turns[:2]) and again.bad_calls == 0 and again.stop == "no_recaption"
+
+
 def test_a_thing_of_which_no_usable_picture_is_found_is_dropped(tmp_path):
     world = World(habits={"Kirumaru": {"unseen"}})
     world.write(tmp_path / "world")

@@ -26,12 +26,12 @@ from data.build.recaption_words import words_of
 from data.build.services import Services
 from data.build.spec import Spec
 from data.build.verification import require_truth
-from unify_agent.agent.endpoint import EndpointThinker
+from unify_agent.agent.endpoint import EndpointThinker, messages_of
 from unify_agent.agent.endpointjudge import EndpointJudge
 from unify_agent.agent.episode import AgentOptions, Episode, Exchange
 from unify_agent.agent.judge import Grading, Judged
-from unify_agent.agent.loop import Dialogue, Reply, reason_of
-from unify_agent.agent.toolcalls import ToolCall, render_call
+from unify_agent.agent.loop import Dialogue, Reply, reason_of, recaption_in
+from unify_agent.agent.toolcalls import ToolCall, parse_calls, render_call
 from unify_agent.agent.tools import is_down
 from unify_agent.agent.wording import Prompts, load_judging, load_prompts
 from unify_agent.files import digest
@@ -43,6 +43,10 @@ THREADS = 4
 """For the tool calls of one trajectory."""
 MOST_KNOWN = 300
 """Characters of what an entity is recognised by, as the judge of references is told it."""
+AGAIN = 2
+"""Times that a reply is asked for again that is neither a call nor a recaption."""
+ANEW = 0.7
+"""Temperature, at least, of what is asked for again: at none the same words would come again."""
 LASTING = ("bad_request", "refused", "too_large")
 """Kinds of SearchError that the same question would meet again."""
 _Found = TypeVar("_Found")
@@ -78,9 +82,24 @@ class Teacher(EndpointThinker):
         self.errors: list[Exception] = []
 
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
+        """As any thinker's; what is neither a call nor a recaption is asked for again, for it teaches nothing."""
         replies = super().reply(episodes)
+        for number, episode in enumerate(episodes):
+            for again in range(1, AGAIN + 1):
+                given = replies[number]
+                if isinstance(given, Exception) or episode.final or _says_something(given.text):
+                    break
+                seed = episode.seed + len(episode.turns) + 1000 * again
+                try:
+                    replies[number] = self.say(episode, messages_of(episode), seed, max(self.temperature, ANEW))
+                except ChatError as error:
+                    replies[number] = error
         self.errors += [each for each in replies if isinstance(each, Exception)]
         return replies
+
+
+def _says_something(text: str) -> bool:
+    return recaption_in(text) is not None or bool(parse_calls(text).calls)
 
 
 class Evidence:
