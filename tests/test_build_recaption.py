@@ -44,6 +44,7 @@ GOOD = {
         "Paint peels from the walls of a dim workshop, where the owl rests between open clocks and a lamp, and "
         "sunlight falls through a dusty window onto its metal back in long stripes that add a calm glow. " + KEPT,
         SCENE + KEPT + " The whole has the quiet mood of an old photograph.",
+        SCENE + "Use of gold leaf lifts the lanterns from the dusk; produce stalls line the quay. " + KEPT,
         SCENE + "While the pose is new, the shape of the head, the beak and the eyes is faithful to image_1 and the "
         "feathers carry over from image_2. The mood is calm. Colours are warm.",
         "Scene: " + SCENE + "Preservation: the round head and glass eyes of image_1 are maintained, as are the "
@@ -64,6 +65,44 @@ GOOD = {
     ],
 }  # fmt: skip
 
+LONGER = {
+    "en": [
+        "In this realistic outdoor portrait, the man from image_1 stands on the left of a gravel path, one hand "
+        "resting on a walking stick, while the ruined abbey rises behind him under a pale winter sky. He wears "
+        "the dark tweed coat seen in image_2 and looks past the viewer. Thin fog softens the hills, and a crow "
+        "crosses the frame. Preserve the exact facial features of William Butler Yeats as shown in image_1 and "
+        "image_2: long oval face, high forehead, straight nose, grey eyes behind pince-nez, tousled dark hair. "
+        "Maintain his bow tie and coat as referenced in both images.",
+        "A wide cinematic shot of a bustling night market. At its centre, Dudu the popcorn bucket figure sits on "
+        "a wooden counter, its matte resin surface catching the neon. Steam drifts from woks to the right; a "
+        "crowd blurs past in the foreground. The colour palette is dominated by teal and magenta, the mood is "
+        "playful. From image_1, the final image retains the striped bucket body, round cheeks and stubby arms "
+        "without alteration; from image_2, it retains the popcorn hair and the pastel gradient of the base.",
+        "The scene unfolds inside an advanced laboratory where Bruce Beutler leans over a microscope. Racks of "
+        "glassware line the wall and cold daylight enters from a window on the right, giving the white surfaces "
+        "a bluish cast. His receding silver hair, moustache and round glasses are reproduced faithfully from "
+        "image_1, and the tailored grey jacket together with the relaxed smile is carried over from image_2.",
+        "Grigori Perelman sits at a bare wooden table in a sparsely furnished apartment in St. Petersburg. "
+        "Scattered papers, a chipped tea glass and a chessboard fill the table; soft light from a single window "
+        "models his face. The composition is calm and slightly off-centre, with muted browns and greys. The "
+        "untamed hair and full, greying beard stay true to image_1. Eye shape, thick eyebrows and the "
+        "introverted expression match those in image_2 exactly.",
+    ],
+    "zh": [
+        "写实风格的室外人像：画面左侧，image_1中的男子站在碎石小路上，一手扶着手杖，身后是废弃修道院的轮廓，"
+        "冬日的天空苍白而高远。他身穿image_2中的深色粗花呢大衣，目光越过镜头望向远方。薄雾柔化了山丘的边缘，"
+        "一只乌鸦正从画面上方掠过。请柬般精致的光影层次分明。最终画面完全保留image_1中男子的面部特征：修长的"
+        "椭圆脸、高额头、灰色的眼睛与凌乱的黑发；同时完整保留image_2中大衣的剪裁与领结的样式。",
+        "热闹的夜市里，嘟嘟爆米花桶玩偶坐在木质柜台上，哑光树脂表面映出霓虹的光。右侧的铁锅升起蒸汽，前景中人"
+        "群虚化成流动的色块。整体色调以青色与品红为主，气氛俏皮。条纹桶身、圆脸颊和短短的手臂与image_1保持一"
+        "致，爆米花造型的头发和底座的渐变色则沿用自image_2，没有任何改动。",
+        "清晨的茶园层层叠叠，采茶女沿着石阶向上走，竹篓里盛着嫩叶。远处云海翻涌，阳光从云缝间洒下，把山脊勾出"
+        "一道金边。镜头略微俯视，近景的茶叶清晰可见，远景渐渐淡入雾中。她的圆脸、细长的眉眼与盘起的发髻忠实还"
+        "原image_1，靛蓝色的蜡染围裙及其花纹取自image_2并完整保留。",
+    ],
+}
+"""As teachers write them, at length."""
+
 BAD = {
     "en": [
         ("order", "Please put the owl from image_1 on the left. " + SCENE + KEPT),
@@ -74,6 +113,8 @@ BAD = {
         ("order", SCENE + "Make sure that nothing is blurred. " + KEPT),
         ("order", SCENE + "Replace the hat of image_1 by a crown. " + KEPT),
         ("order", "Generate a poster. " + SCENE + KEPT),
+        ("order", SCENE + "Use soft warm light. " + KEPT),
+        ("order", SCENE + "Capture the calm of the evening. " + KEPT),
         ("unnamed", SCENE + "The final image preserves the round head and the glass eyes from image_1."),
         ("unkept", SCENE + "The owl looks like the one in image_2. It preserves the round head and eyes of image_1."),
         ("unkept", SCENE + "The final image preserves everything from image_1 and image_2."),
@@ -106,6 +147,7 @@ BAD = {
         ("order", "生成一张图。" + SCENE_ZH + KEPT_ZH),
         ("order", SCENE_ZH + "背景中，添加一座喷泉。" + KEPT_ZH),
         ("order", SCENE_ZH + "确保画面清晰。" + KEPT_ZH),
+        ("order", SCENE_ZH + "注意光线要柔和。" + KEPT_ZH),
         ("unnamed", SCENE_ZH + "最终画面完整保留image_1中圆润的头部。"),
         ("unkept", SCENE_ZH + "铜枭看起来像image_2。最终画面完整保留image_1中圆润的头部。"),
         ("unkept", SCENE_ZH + "最终画面完整保留image_1和image_2中的所有内容。"),
@@ -126,7 +168,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("language", "text"), [(each, text) for each in LANGUAGES for text in GOOD[each]])
+@pytest.mark.parametrize(("language", "text"), [(each, text) for each in LANGUAGES for text in GOOD[each] + LONGER[each]])
 def test_a_recaption_that_keeps_the_contract_has_no_fault(language, text):
     assert faults(text, language, 2, names=("Brass Owl of Zell", "泽尔铜枭")) == []
 

@@ -32,7 +32,7 @@ from unify_agent.judging.answers import PASSING
 from unify_agent.judging.client import Usage
 from unify_agent.judging.pace import Pace
 from unify_agent.judging.transport import Transport
-from unify_agent.search.addresses import parse_allowed
+from unify_agent.search.addresses import Network, parse_allowed, resolve
 from unify_agent.search.base import SearchError
 from unify_agent.search.fetch import Fetcher, Limits
 from unify_agent.search.pictures import plain_picture
@@ -115,10 +115,7 @@ class EndpointImages:
         )
         self._pace = Pace(None, backoff)
         self._transport = Transport(self._endpoint, settings.concurrency, self._pace)
-        own = urlsplit(self._endpoint.base_url).hostname or ""
-        local = "127.0.0.1,::1" if own == "localhost" else own if re.fullmatch(r"[\d.]+|[\da-fA-F:]+", own) else ""
-        allowed = parse_allowed(local) if self._endpoint.is_local else ()
-        self._fetcher = Fetcher(f"unify-agent/{__version__}", allowed)
+        self._fetcher = Fetcher(f"unify-agent/{__version__}", _own_addresses(self._endpoint))
         self._seeded = True
 
     def described(self) -> dict[str, Any]:
@@ -195,7 +192,7 @@ class EndpointImages:
         except (binascii.Error, ValueError):
             raise ChatError("malformed", "the picture is not base64") from None
         except (Unusable, SearchError) as error:
-            raise ChatError("malformed", f"{error}; it begins with {_beginning(packed)}") from None
+            raise ChatError("malformed", str(error)) from None
         return png(picture)
 
     def _fetched(self, address: Any) -> bytes:
@@ -205,6 +202,16 @@ class EndpointImages:
         if found.status != 200:
             raise SearchError("bad_answer", f"the picture's address answers HTTP {found.status}")
         return found.content
+
+
+def _own_addresses(endpoint: Endpoint) -> tuple[Network, ...]:
+    """Where a service of the user's own network may serve its pictures: where it is itself."""
+    if not endpoint.is_local:
+        return ()
+    try:
+        return parse_allowed(resolve(urlsplit(endpoint.base_url).hostname or "", 80))
+    except OSError:
+        return ()
 
 
 def _sent(picture: Picture) -> bytes:
@@ -218,11 +225,3 @@ def _tokens(answer: Any) -> tuple[int, int]:
     given = [usage.get(name) if isinstance(usage, dict) else 0 for name in ("input_tokens", "output_tokens")]
     into, out = (each if isinstance(each, int) and not isinstance(each, bool) else 0 for each in given)
     return into, out
-
-
-def _beginning(packed: Any) -> str:
-    """How what was sent as base64 begins, for a person."""
-    try:
-        return repr(base64.b64decode(packed)[:20])[1:]
-    except (TypeError, ValueError):
-        return "nothing"

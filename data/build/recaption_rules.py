@@ -101,10 +101,10 @@ _ORDERS = {
         # at the start of a sentence: verbs that are no nouns, then those that may be and so need an object
         rf"{_START}(?:(?:now|then|also|next|first|finally),?\s+)?"
         r"(?:(?:create|generate|ensure|insert|replace|remove|depict|add|put|avoid|include|incorporate|imagine|modify|"
-        r"adjust|delete|do not|don['’]t|make sure|let['’]s)\b|"
-        r"(?:draw|paint|show|place|render|make|turn|use|take|move|change|give|have|let|position|set|swap|edit|blend|"
-        r"combine|merge|transform|illustrate|design|produce|compose|arrange|apply|convert|extend|crop|fill|seat|"
-        rf"integrate|transfer|copy){_OBJECT})"
+        r"adjust|delete|apply|arrange|illustrate|convert|integrate|compose|emphasi[sz]e|capture|focus on|render in|"
+        r"use(?!\s+of\b)|do not|don['’]t|make sure|let['’]s)\b|"
+        r"(?:draw|paint|show|place|render|make|turn|take|move|change|give|have|let|position|set|swap|edit|blend|feature|"
+        rf"combine|merge|transform|design|produce|extend|crop|fill|seat|transfer|copy|showcase){_OBJECT})"
         # anywhere: requests, duties, a second verb of an order
         r"|(?:^|[.!?,;:—-]\s*)please\b|\bplease\s+(?:make|put|draw|add|keep|ensure|create|generate|show|place|note|use)\b"
         r"|\b(?:make sure|be sure to|you (?:should|must|need to))\b"
@@ -115,7 +115,7 @@ _ORDERS = {
     ),
     "zh": re.compile(
         r"(?:^|(?<=[。！？；：，、\n“]))\s*(?:然后|接着|最后|再|首先|同时)?(?:"
-        r"请(?!柬|帖|客|愿|教|安|缨)|帮我|给我|务必|确保|切勿|不要|避免|你(?:应该|应当|需要|要|必须|可以)|"
+        r"请(?!柬|帖|客|愿|教|安|缨)|帮我|给我|务必|确保|切勿|不要|避免|注意(?!力|到)|你(?:应该|应当|需要|要|必须|可以)|"
         r"(?:生成|绘制|画|创作|创建|制作|设计)一(?:张|幅|个|副|位|只|名)|"
         r"(?:添加|加入|替换|删除|删去|移除|去掉|去除|改成|改为|调整|修改)"
         r"(?=image_|图|画面|背景|颜色|光线|构图|人物|主体|一|其|他|她|它|这|该|更多))"
