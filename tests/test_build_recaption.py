@@ -168,7 +168,9 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("language", "text"), [(each, text) for each in LANGUAGES for text in GOOD[each] + LONGER[each]])
+@pytest.mark.parametrize(
+    ("language", "text"), [(each, text) for each in LANGUAGES for text in (*GOOD[each], *LONGER[each])]
+)
 def test_a_recaption_that_keeps_the_contract_has_no_fault(language, text):
     assert faults(text, language, 2, names=("Brass Owl of Zell", "泽尔铜枭")) == []
 
