@@ -7,9 +7,9 @@ from agent_tools import FINAL, IMAGE_CALL, TEXT_CALL, MemorySearch, NameJudge, h
 from chat_server import ChatServer, Reply, pictures
 from crew_tools import grey
 
-from unify_agent.agent.endpoint import EndpointPolicy, in_our_form
+from unify_agent.agent.endpoint import EndpointPolicy, EndpointThinker, in_our_form
 from unify_agent.agent.episode import AgentOptions, Episode
-from unify_agent.agent.loop import Loop, recaption_in
+from unify_agent.agent.loop import Dialogue, Loop, recaption_in
 from unify_agent.agent.record import to_trajectory
 from unify_agent.agent.scripted import ScriptedPolicy
 from unify_agent.agent.toolcalls import parse_calls
@@ -107,3 +107,14 @@ def test_answers_take_the_one_form_that_the_loop_reads():
     assert broken.calls[0].arguments == {"q": "owl"} and "arguments as a string" in broken.mended
     assert "did you mean 'text_search'" in parse_calls(said(calls=[FunctionCall("1", "txt_search", "{}")])).error
     assert said(json.dumps({"note": 1})) == '{"note": 1}'
+
+
+def test_whoever_only_thinks_needs_no_painter(tmp_path):
+    search = MemorySearch({"kiwi fruit": hits(tmp_path, "good-1", "good-22")})
+    episode = Episode("one", "Draw Velmora on red.")
+    with ChatServer(native) as server, ChatClient(Endpoint.parse(server.url, "judge"), attempts=1) as client:
+        thinker = EndpointThinker(client, brief=lambda episode: f"Think of {episode.id}.")
+        Dialogue(thinker, search, NameJudge(), load_prompts("full")).think([episode])
+    assert (episode.stop, episode.picture) == ("grounded", None)
+    assert [body["messages"][0] for body in server.bodies] == [{"role": "system", "content": "Think of one."}] * 3
+    assert "Think of one" not in to_trajectory(episode, "openai").to_json()

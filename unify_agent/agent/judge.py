@@ -78,7 +78,7 @@ class Grading:
 
     def score(self, parts: Mapping[str, float]) -> float:
         """The weighted mean of the criteria."""
-        return sum(weight * parts[part] for part, weight in self.weights.items()) / sum(self.weights.values())
+        return sum(self.weights[part] * value for part, value in parts.items()) / sum(self.weights.values())
 
     def worst(self, parts: Mapping[str, float]) -> str:
         """The criterion with the least value, of those that count and are no matter of identity."""
