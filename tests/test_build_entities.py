@@ -142,7 +142,7 @@ def test_wrong_columns_are_refused_with_the_nearest_known(tmp_path, header, word
 
 
 def test_columns_that_nobody_could_mean_are_left_alone():
-    found = columns_of(["index", "name", "category", "wikidata", "age", "image_prompt"], "x")
+    found = columns_of(["index", "name", "category", "wikidata", "age", "image_prompt"])
     assert found == {"index": "id", "name": "name", "category": "category"}
 
 
@@ -172,11 +172,15 @@ def test_wrong_types_are_told_apart_from_the_rows_beside_them(tmp_path):
             {"id": 3, "name": 1984, "category": "toy"},
             {"id": 4, "names": {"en": "Four", "fr": None}, "category": "toy"},
             {"id": 5, "names": "Five", "category": "toy"}, {"id": 6.5, "name": "Six", "category": "toy"},
-            {"id": 7, "name": "\ud800", "category": "toy"}, 8]  # fmt: skip
+            {"id": 7, "name": "\ud800", "category": "toy"}, 8, {"id": 9, "name": "Nine", "catgory": "toy"},
+            {"id": 10, "names": {"english": "Ten"}, "category": "toy"},
+            {"id": 11, "names": {"zh-CN": "十一", "zh_tw": "十一"}, "category": "toy"}]  # fmt: skip
     (tmp_path / "a.json").write_text(json.dumps(rows))
     listed = read(tmp_path / "a.json")
     assert {e.id: dict(e.names) for e in listed.entities} == {"3": {"en": "1984"}, "4": {"en": "Four"}}
-    assert len(listed.refused) == 6 and all("a.json#" in why.detail for _, why in listed.refused)
+    assert len(listed.refused) == 9 and all("a.json#" in why.detail for _, why in listed.refused)
+    told = {what: why.detail for what, why in listed.refused}
+    assert "did you mean 'category'" in told["9"] and "no language" in told["10"] and "two names" in told["11"]
 
 
 def test_seeds_are_pictures_beside_the_list(tmp_path):
