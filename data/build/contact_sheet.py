@@ -130,8 +130,8 @@ def _told(item: Item, thumbs: Mapping[Path, str], near: Mapping[str, Sequence[Se
     pictures += [[thumbs.get(path, ""), f"seed {k}", ""] for k, path in enumerate(item.seeds, 1)]
     where = (item.id, item.name, item.category, item.language, item.form, item.difficulty)
     return {
-        "id": item.id, "title": item.prompt or item.name or item.id, "where": " · ".join(filter(None, where)), "state": item.state,
-        "why": item.why, "detail": item.detail, "recaption": item.recaption, "pictures": pictures,
+        "id": item.id, "title": item.prompt or item.name or item.id, "where": " · ".join(filter(None, where)),
+        "state": item.state, "why": item.why, "detail": item.detail, "recaption": item.recaption, "pictures": pictures,
         "near": _others(item.id, near.get(item.id, ())),
     }  # fmt: skip
 

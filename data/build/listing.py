@@ -38,8 +38,8 @@ _KNOWN = tuple(name for group in CATEGORIES.values() for name in group)
 
 @dataclass(frozen=True)
 class Listed:
-    """A list as it was read. `looks`: the packed look of each seed. `refused`: (file and line, why): an id may be another
-    row's."""
+    """A list as it was read. `looks`: the packed look of each seed. `refused`: (file and line, why): an id might be
+    another row's."""
 
     entities: tuple[Entity, ...]
     looks: Mapping[Path, bytes]
