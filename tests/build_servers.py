@@ -34,6 +34,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+from build_lists import describe_entity, write_prompt
 from chat_server import ChatServer, pictures, texts
 from chat_server import Reply as Said
 from PIL import Image, ImageDraw
@@ -207,7 +208,8 @@ class World:
         role = body["model"]
         if role in self.answers:
             return self.answers[role](body)
-        return {"teacher": self.teach, "references": self.judge, "verifier": self.verify}.get(role, self.fill)(body)
+        roles = {"teacher": self.teach, "references": self.judge, "verifier": self.verify}
+        return (roles | {"metadata": describe_entity, "prompts": write_prompt})[role](body)
 
     def teach(self, body: dict[str, Any]) -> Said:
         """The teacher: reads, looks for pictures, looks again when none is usable, recaptions."""
@@ -230,7 +232,10 @@ class World:
         if self.has(thing, "silent") and not _complained(messages):
             return Said("It will be fine.")
         if self.has(thing, "stubborn") or (self.has(thing, "sloppy") and not _complained(messages)):
-            return Said(f"<recaption>Please put {name} from image_1 in the middle.</recaption>", reasoning="Quickly.")
+            order = f"Please put {name} from image_1 in the middle."
+            if name == thing.zh:
+                order = f"请把image_1中的{name}放在中间。"
+            return Said(f"<recaption>{order}</recaption>", reasoning="Quickly.")
         recaption = recaption_of(thing, name, seen, "zh" if name == thing.zh else "en")
         return Said(f"<recaption>{recaption}</recaption>", reasoning=f"I keep what makes {name}.")
 
@@ -241,7 +246,7 @@ class World:
     def judge(self, body: dict[str, Any]) -> dict[str, Any]:
         """Equation 9's criteria for one candidate."""
         number, marked = shown_in(pictures(body)[-1], len(self.things))
-        asked = self.thing_in(texts({"messages": body["messages"][-1:]}))
+        asked = self.thing_in(texts(body))
         same = asked is not None and number == asked.number
         return {"identity": 9 if same else 0, "salience": 8, "clarity": 9, "cleanliness": 2 if marked else 9,
                 "is_text_heavy": False, "has_watermark": marked}  # fmt: skip
@@ -250,13 +255,7 @@ class World:
         """The verdict on the last picture against those before it."""
         *seeds, drawn = (shown_in(each, len(self.things))[0] for each in pictures(body))
         same = drawn is not None and drawn in seeds
-        return self.fill(body, numbers=9) | {"identity": 9 if same else 1, "reason": "its colour"}
-
-    def fill(self, body: dict[str, Any], numbers: int = 8) -> dict[str, Any]:
-        """An object of the schema that is asked for."""
-        schema = body.get("response_format", {}).get("json_schema", {}).get("schema", {})
-        text = texts(body)
-        return _filled(schema, schema.get("$defs", {}), self.thing_in(text), "", 0, numbers)
+        return {"identity": 9 if same else 1, "scene": 9, "soundness": 9, "reason": "its colour"}
 
     # ------------------------------------------------------------ pictures and searches
 
@@ -313,35 +312,6 @@ def recaption_of(thing: Thing, name: str, references: int, language: str) -> str
     if thing.category == "celebrity" and references:
         face = " The face shape, eyes and hairstyle are preserved exactly as shown in image_1."
     return scene + face + (" " + ", ".join(kept[:references]) + "." if references else "")
-
-
-def _filled(node: Any, known: Mapping[str, Any], thing: Thing | None, key: str, at: int, numbers: int) -> Any:
-    """A value of a JSON schema."""
-    if "$ref" in node:
-        node = known[node["$ref"].rpartition("/")[2]]
-    if "anyOf" in node:
-        node = next(each for each in node["anyOf"] if each.get("type") != "null")
-        return _filled(node, known, thing, key, at, numbers)
-    if "const" in node:
-        return node["const"]
-    if "enum" in node:
-        wanted = (thing.category, thing.language) if thing else ()
-        return next((each for each in wanted if each in node["enum"]), node["enum"][at % len(node["enum"])])
-    kind = node.get("type", "object")
-    if kind == "object":
-        return {name: _filled(each, known, thing, name, at, numbers) for name, each in node["properties"].items()}
-    if kind == "array":
-        count = max(node.get("minItems", 0), 2)
-        return [_filled(node["items"], known, thing, key, at + k, numbers) for k in range(count)]
-    if kind == "boolean":
-        return False
-    if kind in ("integer", "number"):
-        return min(max(numbers, node.get("minimum", numbers)), node.get("maximum", numbers))
-    name = (thing.en or thing.zh) if thing else "It"
-    if "prompt" in key:
-        crossing = f"{name} crosses the old bridge number {at} in the rain"
-        return crossing if thing is None or thing.en else f"{name}在雨中走过第{at}座桥"
-    return f"{key or 'trait'} {at} of {name}"
 
 
 @dataclass

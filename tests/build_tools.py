@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +12,22 @@ import yaml
 from build_servers import ROLES, Images, Thing, World
 from chat_server import ChatServer
 
-from data.build.contracts import Entity, Task
+from data.build import pictures, recaption, trajectories, verification
+from data.build.contracts import Entity, Task, Trial
 from data.build.services import Services
 from data.build.spec import Spec, read_spec
+from unify_agent.agent.episode import Episode
 
 
-def write_spec(folder: Path, chat: str, images: str, **changes: Any) -> Path:
-    """A spec of the world that lies in `folder`. `changes`: parts, merged into ours."""
+def write_spec(place: Path, folder: Path, chat: str, images: str, **changes: Any) -> Path:
+    """A spec in `place` of the world that lies in `folder`. `changes`: parts, merged into ours."""
     value: dict[str, Any] = {
-        "entities": "entities.csv", "out": "out", "patience": 0,
+        "entities": str(folder / "entities.csv"), "out": "out", "patience": 600,
         "services": {
             "teacher": {"url": chat, "model": "teacher", "concurrency": 8, "attempts": 3},
             **{role: {"same_as": "teacher", "model": role} for role in ROLES[1:]},
             "image": {"url": images, "model": "painter", "size": "64x96", "attempts": 3},
-            "search": {"spec": "index:index"},
+            "search": {"spec": f"index:{folder / 'index'}"},
         },
         "trajectories": {"words": "compact"},
     }  # fmt: skip
@@ -34,7 +37,7 @@ def write_spec(folder: Path, chat: str, images: str, **changes: Any) -> Path:
                 value["services"][service] |= given
         else:
             value[name] = value.get(name, {}) | part if isinstance(part, dict) else part
-    path = folder / "build.yaml"
+    path = place / "build.yaml"
     path.write_text(yaml.safe_dump(value, allow_unicode=True), encoding="utf-8")
     return path
 
@@ -70,15 +73,44 @@ class Bench:
 
 
 @contextmanager
-def bench(folder: Path, world: World | None = None, *, chat: dict | None = None, images: dict | None = None, **spec):
-    """Servers of a world, and services of a spec that asks them. `chat`, `images`: see build_servers."""
+def bench(
+    place: Path,
+    folder: Path,
+    world: World | None = None,
+    *,
+    chat: dict[str, Any] | None = None,
+    images: dict[str, Any] | None = None,
+    **spec: Any,
+) -> Iterator[Bench]:
+    """Servers of the world in `folder`, and services of a spec in `place` that asks them.
+
+    `chat`, `images`: arguments of the servers; `spec`: parts of the spec. Nobody waits between two attempts.
+    """
     world = world or World()
-    if not (folder / "index").exists():
-        world.write(folder)
     with world.chat(**(chat or {})) as talking, world.images(**(images or {})) as drawing:
-        read = read_spec(write_spec(folder, talking.url, drawing.url, **spec))
-        with Services(read, folder / "out") as services:
-            for client in services._clients.values():
-                client._pace._backoff = 0.0
+        read = read_spec(write_spec(place, folder, talking.url, drawing.url, **spec))
+        with Services(read, place / "out") as services:
+            for role in ROLES:
+                services.chat(role)._pace._backoff = 0.0
             services.image._pace._backoff = 0.0
             yield Bench(world, folder, read, services, talking, drawing)
+
+
+@dataclass
+class Made:
+    """What became of a task: its trajectory and all its trials."""
+
+    trajectory: Episode
+    trials: list[Trial]
+
+
+def make(bench: Bench, task: Task) -> Made:
+    """A task through stages 2 to 5, one after the other, as the pipeline takes it."""
+    trajectory = trajectories.research(task, bench.spec, bench.services)
+    trajectory = recaption.recaption(task, trajectory, bench.spec, bench.services)
+    trials: list[Trial] = []
+    while len(trials) < bench.spec.verification.trials and not (trials and trials[-1].accepted):
+        number = len(trials) + 1
+        picture = pictures.draw(task, trajectory, number, bench.spec, bench.services)
+        trials.append(verification.verify(task, trajectory, number, picture, bench.spec, bench.services))
+    return Made(trajectory, trials)

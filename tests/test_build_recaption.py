@@ -1,10 +1,19 @@
 """The contract of a grounded recaption: what keeps it, what breaks it and how that is called; and its repair."""
 
 import pytest
-from hypothesis import given, settings
+from build_servers import World
+from build_tools import bench
+from chat_server import pictures
+from hypothesis import given
 from hypothesis import strategies as st
 
+from data.build.contracts import Dropped
+from data.build.recaption import of_trial, recaption
 from data.build.recaption_rules import LANGUAGES, LENGTHS, amount_of, faults
+from data.build.recaption_words import words_of
+from data.build.trajectories import ANEW, research
+from unify_agent.agent.loop import recaption_in
+from unify_agent.errors import UserError
 
 SCENE = (
     "At dusk on an old harbour, the Brass Owl stands on wet stone steps in front of a row of glowing lanterns, seen "
@@ -126,3 +135,183 @@ def test_a_recaption_that_keeps_the_contract_has_no_fault(language, text):
 def test_what_breaks_it_is_called_by_its_name(language, kind, text):
     found = faults(text, language, 2, names=("Brass Owl of Zell", "泽尔铜枭"))
     assert kind in {each.kind for each in found}, found
+
+
+NAMES = ("Brass Owl of Zell", "泽尔铜枭")
+SENTENCES = {
+    "en": [
+        "At dusk the owl stands on the wet steps of an old harbour, in front of a row of glowing lanterns.",
+        "Soft reflections run over the water and a thin mist rises between the hills behind the roofs.",
+        "A child in a yellow coat looks up at it while the last boat comes in from the open sea.",
+        "The view is low and wide, in deep blue and amber tones, with the calm of a woodcut.",
+    ],
+    "zh": [
+        "黄昏的老港口边，铜枭静静立在湿润的石阶上，身后是一排亮着暖光的灯笼。",
+        "水面映出柔和的光影，薄雾在远山之间缓缓升起，屋顶在暮色里连成一片。",
+        "一个穿黄色外套的孩子抬头望着它，最后一艘船正从开阔的海面归来。",
+        "视角低而宽广，色调以深蓝与琥珀为主，有木刻版画般的宁静。",
+    ],
+}
+KEEPING = {
+    "en": [
+        "The final image completely preserves the {what} from {name}.",
+        "The {what} stays exactly as in {name}.",
+        "Preserve the exact {what} as shown in {name}.",
+        "The {what} is faithful to {name}.",
+    ],
+    "zh": [
+        "最终画面完整保留了{name}中{what}。",
+        "{what}与{name}完全一致。",
+        "{what}忠实于{name}。",
+        "{what}沿用{name}，保持不变。",
+    ],
+}
+WHAT = {
+    "en": ["round head and glass eyes", "engraved feathers of dark brass"],
+    "zh": ["圆润的头部与眼睛", "羽毛的雕刻纹理"],
+}
+SPOILERS = {
+    "en": [("order", "Please make it brighter."), ("misnamed", "The beak is that of the second image."),
+           ("unknown", "The claws are those of image_7."), ("tags", "<tool_call>"), ("language", "它很安静。")],
+    "zh": [("order", "请让它更亮。"), ("misnamed", "喙来自第二张图。"), ("unknown", "爪子来自image_7。"),
+           ("tags", "<tool_call>"), ("language", "It is very quiet here.")],
+}  # fmt: skip
+
+
+@st.composite
+def texts(draw):
+    """A recaption put together from parts, with its language and number of references."""
+    language = draw(st.sampled_from(LANGUAGES))
+    references = draw(st.integers(0, 2))
+    scene = draw(st.permutations(SENTENCES[language]))[: draw(st.integers(3, 4))]
+    kept = [
+        draw(st.sampled_from(KEEPING[language])).format(what=WHAT[language][k], name=f"image_{k + 1}")
+        for k in draw(st.permutations(range(references)))
+    ]
+    return language, references, [*scene, *kept]
+
+
+@given(texts())
+def test_any_scene_and_any_way_of_keeping_make_a_good_recaption(made):
+    language, references, sentences = made
+    joint = " " if language == "en" else ""
+    assert faults(joint.join(sentences), language, references, names=NAMES) == []
+
+
+@given(texts(), st.data())
+def test_whatever_is_put_into_a_good_one_is_found_wherever_it_stands(made, data):
+    language, references, sentences = made
+    kind, spoiler = data.draw(st.sampled_from(SPOILERS[language]))
+    at = data.draw(st.integers(0, len(sentences)))
+    text = (" " if language == "en" else "").join([*sentences[:at], spoiler, *sentences[at:]])
+    found = {each.kind for each in faults(text, language, references, names=NAMES)}
+    assert kind in found or (kind == "misnamed" and references == 0), text
+
+
+@given(texts(), st.data())
+def test_without_a_reference_there_is_no_name_and_without_a_name_no_reference(made, data):
+    language, references, sentences = made
+    text = (" " if language == "en" else "").join(sentences)
+    other = data.draw(st.sampled_from([n for n in range(3) if n != references]))
+    kinds = {each.kind for each in faults(text, language, other, names=NAMES)}
+    assert ("unknown" if other < references else "unnamed") in kinds
+
+
+@given(st.text(max_size=400), st.sampled_from(LANGUAGES), st.integers(0, 2), st.sampled_from(["toy", "celebrity"]))
+def test_no_text_breaks_the_rules_themselves(text, language, references, category):
+    for each in faults(text, language, references, names=NAMES, prompt=text[:20], category=category):
+        assert "{detail}" not in words_of(None).phrases(language).complaint_of([each])
+    assert amount_of(text, language) >= 0 and LENGTHS[language][0] > 0
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_of_a_person_the_face_is_kept(language):
+    scene = {"en": SCENE, "zh": SCENE_ZH}[language]
+    without = {"en": "It preserves the blue coat from image_1.", "zh": "画面完整保留了image_1中蓝色的大衣。"}[language]
+    face = {
+        "en": "Preserve the exact facial features of the poet as shown in image_1: narrow face, grey eyes.",
+        "zh": "诗人的脸型、眉眼与发型保持与image_1一致。",
+    }[language]
+    assert [each.kind for each in faults(scene + without, language, 1, category="celebrity")] == ["faceless"]
+    assert faults(scene + face, language, 1, category="celebrity") == faults(scene + without, language, 1) == []
+
+
+def test_names_of_the_prompt_may_be_in_another_language():
+    text = SCENE_ZH.replace("泽尔铜枭", "DUDOO Tasty Tea") + KEPT_ZH
+    assert [each.kind for each in faults(text, "zh", 2)] == ["language"]
+    assert faults(text, "zh", 2, prompt="DUDOO Tasty Tea系列在港口") == []
+    english = SCENE.replace("the Brass Owl", "泽尔铜枭") + KEPT
+    assert [each.kind for each in faults(english, "en", 2)] == ["language"]
+    assert faults(english, "en", 2, names=NAMES) == []
+
+
+# ------------------------------------------------------------ repair
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("world")
+    World().write(place)
+    return place
+
+
+def after(place, folder, name, habit="", **more):
+    with bench(place, folder, World(habits={name: {habit}} if habit else {}), **more) as at:
+        task = at.task(name)
+        trajectory = research(task, at.spec, at.services)
+        before = at.chat.calls
+        made = recaption(task, trajectory, at.spec, at.services)
+        return made, trajectory, at.chat.bodies[before:]
+
+
+@pytest.mark.parametrize("name", ["Kiru", "月兔灯"])
+def test_a_good_recaption_is_taken_as_it_is(tmp_path, folder, name):
+    made, trajectory, asked = after(tmp_path, folder, name)
+    assert asked == [] and made == trajectory and made.stop == "grounded"
+
+
+@pytest.mark.parametrize(("name", "order"), [("Kiru", "It gives an order"), ("月兔灯", "含有命令")])
+def test_a_recaption_that_breaks_the_contract_is_sent_back_with_what_is_wrong(tmp_path, folder, name, order):
+    made, trajectory, asked = after(tmp_path, folder, name, "sloppy")
+    assert len(asked) == 1 and len(pictures(asked[0])) == 2
+    said = asked[0]["messages"]
+    assert said[-2]["role"] == "assistant" and order in said[-1]["content"] and "image_2" in said[-1]["content"]
+    assert made.recaption == recaption_in(made.turns[-1].reply) != trajectory.recaption
+    assert [each.text for each in made.turns[-1].discarded] == [trajectory.turns[-1].reply]
+    assert made.turns[-1].input == trajectory.turns[-1].input and order not in str(made.turns)
+
+
+def test_a_reply_without_a_recaption_is_asked_for_again(tmp_path, folder):
+    made, trajectory, asked = after(tmp_path, folder, "Kiru", "silent")
+    assert trajectory.stop == "no_recaption" and len(asked) == 1
+    assert made.stop == "grounded" and made.recaption
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_what_stays_wrong_is_dropped_after_so_many_tries(tmp_path, folder, tries):
+    with bench(tmp_path, folder, World(habits={"Kiru": {"stubborn"}}), trajectories={"recaption_tries": tries}) as at:
+        trajectory = research(at.task("Kiru"), at.spec, at.services)
+        before = at.chat.calls
+        with pytest.raises(Dropped) as dropped:
+            recaption(at.task("Kiru"), trajectory, at.spec, at.services)
+        assert at.chat.calls - before == tries - 1
+    assert dropped.value.stage == "recaption" and "order: " in dropped.value.detail
+
+
+def test_a_further_trial_has_a_recaption_of_its_own_asked_once(tmp_path, folder):
+    with bench(tmp_path, folder) as at:
+        task = at.task("Kiru")
+        first = recaption(task, research(task, at.spec, at.services), at.spec, at.services)
+        before = at.chat.calls
+        second = of_trial(task, first, 2, at.spec, at.services)
+        assert at.chat.calls == before + 1 and at.chat.bodies[-1]["temperature"] >= ANEW
+        assert at.chat.bodies[-1]["seed"] != at.chat.bodies[before - 1]["seed"]
+        assert of_trial(task, first, 2, at.spec, at.services) == second and at.chat.calls == before + 1
+        of_trial(task, first, 3, at.spec, at.services)
+        assert at.chat.calls == before + 2 and first.turns[-1].discarded == ()
+
+
+def test_words_of_ones_own_are_checked(tmp_path):
+    (tmp_path / "words.yaml").write_text("en: {brief: x}\n")
+    with pytest.raises(UserError, match=r"words\.yaml: en\.complaint"):
+        words_of(tmp_path / "words.yaml")

@@ -36,7 +36,7 @@ class OwnModel:
         self._painter: Any = None
 
     def described(self) -> dict[str, Any]:
-        return {"model": self.name, **self._loaded().described()}
+        return {**self._loaded().described(), "model": self.name}
 
     def close(self) -> None:
         self._painter = None
@@ -44,7 +44,7 @@ class OwnModel:
     def draw(self, episode: Episode, number: int, seed: int) -> Path:
         """As `Draws`."""
         record = {
-            **self._loaded().described(), "request": episode.request, "seed": seed, "trial": number,
+            **self.described(), "request": episode.request, "seed": seed, "trial": number,
             "turns": digest(*(part for turn in episode.turns for part in (turn.input, turn.reply))),
             "references": [digest(each.hit.path) for each in episode.references],
         }  # fmt: skip

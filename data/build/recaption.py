@@ -18,14 +18,11 @@ from data.build.recaption_rules import Fault, faults
 from data.build.recaption_words import words_of
 from data.build.services import Services
 from data.build.spec import Spec
-from data.build.trajectories import Teacher, require_ending, seed_of
+from data.build.trajectories import ANEW, Teacher, require_ending, seed_of
 from unify_agent.agent.endpoint import messages_of
 from unify_agent.agent.episode import Discarded, Episode
 from unify_agent.agent.loop import reason_of, recaption_in
 from unify_agent.judging import Message, assistant, user
-
-ANEW = 0.7
-"""Temperature, at least, of a recaption for a further trial: the same words would draw the same picture."""
 
 
 def recaption(task: Task, trajectory: Episode, spec: Spec, services: Services) -> Episode:
@@ -37,13 +34,14 @@ def of_trial(task: Task, trajectory: Episode, number: int, spec: Spec, services:
     """The trajectory with the recaption of trial `number`; the first one's is the loop's own."""
     teacher, words = Teacher(spec, services), words_of(spec.trajectories.recaption_words).phrases(task.language)
     last = trajectory.turns[-1]
-    asked = messages_of(replace(trajectory, turns=trajectory.turns[:-1], input=last.input))
+    opened = replace(trajectory, turns=trajectory.turns[:-1], input=last.input)
+    asked, closing = messages_of(opened), replace(opened, final=True)
     warmth = teacher.temperature if number == 1 else max(teacher.temperature, ANEW)
 
     def say(attempt: int, *more: Message) -> str:
         seed = seed_of(task, spec, "recaption", number, attempt)
         with asking("recaption", "the teacher"):
-            return teacher.say([*asked, *more], trajectory, seed, warmth).text
+            return teacher.say(closing, [*asked, *more], seed, warmth).text
 
     reply = last.reply if number == 1 else say(0)
     rejected: list[Discarded] = []

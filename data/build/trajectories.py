@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,21 +26,27 @@ from data.build.recaption_words import words_of
 from data.build.services import Services
 from data.build.spec import Spec
 from data.build.verification import require_truth
-from unify_agent.agent.endpoint import EndpointThinker
+from unify_agent.agent.endpoint import EndpointThinker, messages_of
 from unify_agent.agent.endpointjudge import EndpointJudge
 from unify_agent.agent.episode import AgentOptions, Episode, Exchange
-from unify_agent.agent.judge import Grading, Judge, Judged
-from unify_agent.agent.loop import Dialogue, Reply
-from unify_agent.agent.toolcalls import ToolCall, render_call
+from unify_agent.agent.judge import Grading, Judged
+from unify_agent.agent.loop import Dialogue, Reply, reason_of, recaption_in
+from unify_agent.agent.toolcalls import ToolCall, parse_calls, render_call
 from unify_agent.agent.tools import is_down
 from unify_agent.agent.wording import Prompts, load_judging, load_prompts
 from unify_agent.files import digest
 from unify_agent.interleave.grammar import misplaced_tag
 from unify_agent.judging import ChatError
-from unify_agent.search.base import ImageHit, SearchBackend, SearchError, TextHit
+from unify_agent.search.base import ImageHit, SearchError, TextHit
 
 THREADS = 4
 """For the tool calls of one trajectory."""
+MOST_KNOWN = 300
+"""Characters of what an entity is recognised by, as the judge of references is told it."""
+AGAIN = 2
+"""Times that a reply is asked for again that is neither a call nor a recaption."""
+ANEW = 0.7
+"""Temperature, at least, of what is asked for again: at none the same words would come again."""
 LASTING = ("bad_request", "refused", "too_large")
 """Kinds of SearchError that the same question would meet again."""
 _Found = TypeVar("_Found")
@@ -75,17 +82,38 @@ class Teacher(EndpointThinker):
         self.errors: list[Exception] = []
 
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
+        """As any thinker's; what is neither a call nor a recaption is asked for again, for it teaches nothing."""
         replies = super().reply(episodes)
+        for number, episode in enumerate(episodes):
+            for again in range(1, AGAIN + 1):
+                given = replies[number]
+                if isinstance(given, Exception) or episode.final or _says_something(given.text):
+                    break
+                seed = episode.seed + len(episode.turns) + 1000 * again
+                try:
+                    replies[number] = self.say(episode, messages_of(episode), seed, max(self.temperature, ANEW))
+                except ChatError as error:
+                    replies[number] = error
         self.errors += [each for each in replies if isinstance(each, Exception)]
         return replies
 
 
-class Evidence:
-    """The search and the judge of one trajectory. The loop goes on whatever they raise; here it is remembered."""
+def _says_something(text: str) -> bool:
+    return recaption_in(text) is not None or bool(parse_calls(text).calls)
 
-    def __init__(self, search: SearchBackend, judge: Judge, candidates: int) -> None:
-        self._search, self._judge, self._candidates = search, judge, candidates
-        self.name = judge.name
+
+class Evidence:
+    """The search and the judge of one trajectory. The loop goes on whatever they raise; here it is remembered.
+
+    Candidates are judged as pictures of the entity, whatever the teacher asked for.
+    """
+
+    def __init__(self, task: Task, spec: Spec, services: Services) -> None:
+        self._search, self._candidates = services.search, spec.references.candidates
+        self._judge = EndpointJudge(services.chat("references"), load_judging(), grading_of(spec))
+        known = "; ".join(task.entity.attributes)[:MOST_KNOWN]
+        self._subject = task.entity.name(task.language) + (f" ({known})" if known else "")
+        self.name = self._judge.name
         self.errors: list[Exception] = []
 
     def text_search(self, q: str, hl: str | None = None, top_k: int = 5) -> list[TextHit]:
@@ -95,7 +123,7 @@ class Evidence:
         return self._heard(lambda: self._search.search_image(q, location, hl, min(num, self._candidates)))
 
     def judge(self, subject: str, candidates: Sequence[tuple[ImageHit, Image.Image | None]]) -> list[Judged]:
-        return self._heard(lambda: self._judge.judge(subject, candidates))
+        return self._heard(lambda: self._judge.judge(self._subject, candidates))
 
     def _heard(self, ask: Callable[[], _Found]) -> _Found:
         try:
@@ -120,8 +148,7 @@ def research(task: Task, spec: Spec, services: Services) -> Episode:
         raise Dropped("trajectory", "language", f"the agent is asked in {' or '.join(LANGUAGES)}, not {task.language}")
     require_truth(task, spec)
     teacher = Teacher(spec, services)
-    judge = EndpointJudge(services.chat("references"), load_judging(), grading_of(spec))
-    evidence = Evidence(services.search, judge, spec.references.candidates)
+    evidence = Evidence(task, spec, services)
     episode = episode_of(task, spec)
     Dialogue(teacher, evidence, evidence, prompts_of(spec.trajectories.words), THREADS).think([episode])
     for error in [*evidence.errors, *teacher.errors]:
@@ -134,8 +161,7 @@ def research(task: Task, spec: Spec, services: Services) -> Episode:
         _failed_search(evidence.errors)
     if episode.bad_calls:
         raise Dropped("trajectory", "bad_calls", _first_fault(episode))
-    if episode.stop != "no_recaption":
-        require_ending(episode, spec)
+    require_ending(replace(episode, stop=reason_of(episode)) if episode.stop == "no_recaption" else episode, spec)
     for turn in episode.turns:
         _bring_into_form(turn)
         if tag := misplaced_tag(turn.reply):

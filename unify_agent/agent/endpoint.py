@@ -65,17 +65,14 @@ class EndpointThinker:
             return list(pool.map(self._answered, episodes))
 
     def _answered(self, episode: Episode) -> Reply | Exception:
-        native = self.mode == "tools" and episode.options.tools and not episode.final
-        seed = episode.seed + len(episode.turns)
         try:
-            return self.say(messages_of(episode), episode, seed, self.temperature, native=native)
+            return self.say(episode, messages_of(episode), episode.seed + len(episode.turns), self.temperature)
         except ChatError as error:
             return error
 
-    def say(
-        self, messages: Sequence[Message], episode: Episode, seed: int, temperature: float, native: bool = False
-    ) -> Reply:
+    def say(self, episode: Episode, messages: Sequence[Message], seed: int, temperature: float) -> Reply:
         """The reply to messages of an episode, in the one form. Raises ChatError."""
+        native = self.mode == "tools" and episode.options.tools and not episode.final
         brief = self.brief(episode)
         answer = self.client.ask(
             [*([system(brief)] if brief else []), *messages], tools=list(TOOLS.values()) if native else None,
