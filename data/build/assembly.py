@@ -12,8 +12,6 @@ folders appear whole: an item when it is assembled, `train` when all is settled.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ import numpy as np
 
 from data.build import recaption
 from data.build.contracts import Task, Trial
+from data.build.linking import link_tree
 from data.build.services import Services
 from data.build.spec import Spec
 from data.build.trajectories import provenance
@@ -82,8 +81,7 @@ def lay_out(folder: Path, spec: Spec, left_out: Collection[str]) -> None:
     with whole_folder(folder / "train") as work:
         for item in ids:
             place = folder / "items" / item
-            for file in sorted(path for path in place.rglob("*") if path.is_file()):
-                _link(file, work / file.relative_to(place))
+            link_tree(place, work)
             for category, record in records_in(place):
                 rows += licences_of(category, record)
         write_text(work / LICENCES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -118,12 +116,3 @@ def licences_of(category: str, record: Trajectory) -> Iterator[dict[str, str]]:
         "title": record.ip_name, "licence": UNKNOWN, "source": f"drawn by {record.options['painter']['model']}",
         "url": "", "author": "",
     }  # fmt: skip
-
-
-def _link(file: Path, place: Path) -> None:
-    """A second name for a file, or a copy where the file system has none to give."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(file, place)
-    except OSError:
-        shutil.copy2(file, place)
