@@ -140,9 +140,13 @@ def _priced(pipeline: Pipeline, as_json: bool) -> int:
     if on_measure:
         found, basis = measured(pipeline.services.totals(), ended, tasks), f"the mean of the {ended} tasks that ended"
     else:
-        found, basis = estimate(spec, Job(entities, tasks)), "assumptions: " + "; ".join(
-            f"{name} {each.entity:g} calls an entity, {each.task:g} a task, {each.prompt:,} + {each.completion:,} tokens"
-            for name, each in usual(spec).items()
+        found, basis = (
+            estimate(spec, Job(entities, tasks)),
+            "assumptions: "
+            + "; ".join(
+                f"{name}: {each.entity:g} calls an entity, {each.task:g} a task, {each.prompt} + {each.completion} tokens"
+                for name, each in usual(spec).items()
+            ),
         )
     if as_json:
         said = {"entities": entities, "tasks": tasks, "basis": basis, "measured": on_measure, "currency": spec.currency}
@@ -168,8 +172,8 @@ def _status(folder: Path, as_json: bool) -> int:
 def _merge(spec: Spec, partial: bool) -> int:
     stages = all_stages()
     count = merging.merge(spec, partial)
-    done = {each.id for each in read_journal(spec.out / merging.JOURNAL) if each.kind == "task" and each.state == "done"}
-    finish(spec.out, spec, stages, done)
+    outcomes = read_journal(spec.out / merging.JOURNAL)
+    finish(spec.out, spec, stages, {each.id for each in outcomes if each.kind == "task" and each.state == "done"})
     print(f"{spec.out / 'train'}: {count} items merged; {spec.out / 'quality' / 'index.html'}")
     return 0
 

@@ -77,10 +77,10 @@ def measured(totals: Mapping[str, Total], ended: int, tasks: int) -> dict[str, T
 
 
 def _total(spec: Spec, name: str, calls: float, prompt: float, completion: float) -> Total:
-    price = {"image": spec.services.image, "search": spec.services.search}.get(name) or spec.chat(name)  # type: ignore[arg-type]
-    pictures = calls if name == "image" else 0
-    spent = Spent(round(prompt), round(completion), round(pictures))
-    return Total(round(calls), 0, spent.prompt, spent.completion, spent.pictures, cost(price.price, spent, round(calls)))
+    paced = {"image": spec.services.image, "search": spec.services.search}.get(name) or spec.chat(name)  # type: ignore[arg-type]
+    made = round(calls)
+    spent = Spent(round(prompt), round(completion), made if name == "image" else 0)
+    return Total(made, 0, spent.prompt, spent.completion, spent.pictures, cost(paced.price, spent, made))
 
 
 def record(found: Mapping[str, Total]) -> dict[str, Any]:

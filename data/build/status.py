@@ -28,6 +28,10 @@ from unify_agent.files import read_json, write_json
 STATUS = "status.json"
 WRITTEN = 2.0
 """Seconds between two writings of the file."""
+COLUMNS = {
+    "calls": "calls", "cached": "known", "failures": "failed", "prompt": "tokens in", "completion": "tokens out",
+    "pictures": "pictures",
+}  # fmt: skip
 
 
 def snapshot(pipeline: Pipeline, state: str, began: float) -> dict[str, Any]:
@@ -126,11 +130,11 @@ def table(found: Mapping[str, Any]) -> Group:
 
 def services_table(rows: Mapping[str, Mapping[str, Any]], currency: str) -> Table:
     """Calls, tokens and money by service."""
-    made = Table("service", *("calls", "known", "failed", "tokens in", "tokens out", "pictures", currency), box=None)
+    made = Table("service", *COLUMNS.values(), currency, box=None)
     for column in made.columns[1:]:
         column.justify = "right"
     for name, row in rows.items():
-        figures = [f"{row.get(key, 0):,}" for key in ("calls", "cached", "failures", "prompt", "completion", "pictures")]
+        figures = [f"{row.get(key, 0):,}" for key in COLUMNS]
         bound = row.get("budget", {})
         allowed = f" of {bound['money']:g}" if "money" in bound else f" of {bound['calls']:,} calls" if bound else ""
         made.add_row(name, *figures, f"{row['money']:.2f}{allowed}")

@@ -81,8 +81,8 @@ class Tally:
         """The counts, for the status file: by kind and state, and the reasons of what did not come to be."""
         with self._lock:
             counts: dict[str, Any] = {
-                name: {state: self.count(kind, state) for state in STATES}
-                for kind, name in (("entity", "entities"), ("task", "tasks"))
+                "entities": {state: self.count("entity", state) for state in STATES},
+                "tasks": {state: self.count("task", state) for state in STATES},
             }
             counts["entities"]["listed"] = self.entities
             for state in REASONED:
