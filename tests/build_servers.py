@@ -75,11 +75,6 @@ class Thing:
     def names(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.en, self.zh)))
 
-    @property
-    def language(self) -> str:
-        """That of its country."""
-        return "zh" if self.country in ("China", "中国") else "en"
-
     def page(self, language: str) -> str:
         """The address of what is written about it."""
         return f"https://{self.number}.example/{language}"

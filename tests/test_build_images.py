@@ -313,7 +313,6 @@ def test_our_own_model_draws(tmp_path, monkeypatch):
     with CallLog(tmp_path / "calls.jsonl") as log:
         own = OwnModel(settings, tmp_path / "pictures", log, Open())
         asked = episode(tmp_path / "r")
-        asked.references = [replace(each, picture=Image.open(each.hit.path)) for each in asked.references]
         first = own.draw(asked, 1, 1)
         assert Image.open(first).size == (64, 64) and own.draw(asked, 1, 1) == first != own.draw(asked, 2, 2)
         assert own.described()["model"] == "model" and own.described()["height"] == 64

@@ -4,7 +4,7 @@ import pytest
 from build_servers import World
 from build_tools import bench
 from chat_server import pictures
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data.build.contracts import Dropped
@@ -45,6 +45,7 @@ GOOD = {
         "sunlight falls through a dusty window onto its metal back in long stripes that add a calm glow. " + KEPT,
         SCENE + KEPT + " The whole has the quiet mood of an old photograph.",
         SCENE + "Use of gold leaf lifts the lanterns from the dusk; produce stalls line the quay. " + KEPT,
+        SCENE + "Behind it the reference library of the port stands open. " + KEPT,
         SCENE + "While the pose is new, the shape of the head, the beak and the eyes is faithful to image_1 and the "
         "feathers carry over from image_2. The mood is calm. Colours are warm.",
         "Scene: " + SCENE + "Preservation: the round head and glass eyes of image_1 are maintained, as are the "
@@ -124,6 +125,7 @@ BAD = {
         ("misnamed", SCENE + KEPT + " The wings come from the first image."),
         ("misnamed", SCENE + KEPT + " The wings come from the reference picture."),
         ("misnamed", SCENE + KEPT + " The wings come from Image 1."),
+        ("misnamed", SCENE + KEPT + " The wings are as the reference shows."),
         ("misnamed", SCENE.replace("the Brass Owl", "the Brass Owl of image1") + KEPT),
         ("kept_early", KEPT + " " + SCENE + "A dog sleeps. A boat passes by. The sky is dark."),
         ("sceneless", "The owl. " + KEPT + " It retains the short beak, the claws and the tail as shown in image_1 and "
@@ -262,6 +264,7 @@ def test_without_a_reference_there_is_no_name_and_without_a_name_no_reference(ma
 
 
 @given(st.text(max_size=400), st.sampled_from(LANGUAGES), st.integers(0, 2), st.sampled_from(["toy", "celebrity"]))
+@example("image_" + "9" * 5000, "en", 1, "toy")
 def test_no_text_breaks_the_rules_themselves(text, language, references, category):
     for each in faults(text, language, references, names=NAMES, prompt=text[:20], category=category):
         assert "{detail}" not in words_of(None).phrases(language).complaint_of([each])

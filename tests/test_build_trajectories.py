@@ -14,7 +14,7 @@ from build_tools import bench
 from chat_server import Reply
 
 from data.build.contracts import Dropped
-from data.build.trajectories import grading_of, research
+from data.build.trajectories import grading_of, research, with_pictures
 from unify_agent.agent.judge import graded
 from unify_agent.agent.record import to_trajectory
 from unify_agent.agent.toolcalls import parse_calls
@@ -52,6 +52,9 @@ def test_a_teacher_reads_looks_looks_again_or_knows(tmp_path, folder, habit, sto
     assert all(IN_FORM.fullmatch(turn.reply) for turn in episode.turns), [turn.reply for turn in episode.turns]
     assert {each.hit.id for each in episode.references} <= {"p8-0", "p8-1"}
     assert episode.id == "008-p0" and episode.category == "landmark"
+    held = [*episode.references, *(each for turn in episode.turns for each in turn.judged)]
+    assert all(each.picture is None for each in held), "a task that waits holds no pixels"
+    assert [each.size for each in with_pictures(episode).reference_pictures] == [(160, 128)] * references
 
 
 def test_what_the_teacher_is_told_beside_the_prompts_is_in_no_record(tmp_path, folder):

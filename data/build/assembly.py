@@ -24,7 +24,7 @@ from data.build.contracts import Task, Trial
 from data.build.linking import link_tree
 from data.build.services import Services
 from data.build.spec import Spec
-from data.build.trajectories import provenance
+from data.build.trajectories import provenance, with_pictures
 from data.build.verification import truth_of
 from unify_agent import __version__
 from unify_agent.agent.episode import Episode
@@ -44,7 +44,7 @@ def assemble(
     accepted = trials[-1]
     episode = recaption.of_trial(task, trajectory, accepted.number, spec, services)
     episode = replace(
-        episode,
+        with_pictures(episode),
         picture=np.asarray(open_picture(accepted.picture)),
         settings=settings_of(task, trajectory, trials, spec, services),
     )

@@ -16,6 +16,7 @@ import numpy as np
 
 from data.build.images import Kept, key_of
 from data.build.spec import Image
+from data.build.trajectories import with_pictures
 from unify_agent.agent.episode import Episode
 from unify_agent.agent.loop import Painter
 from unify_agent.agent.options import size_of
@@ -52,7 +53,7 @@ class OwnModel:
         if (known := self._kept.find(key)) is not None:
             return known
         with self._gate.attempt(Spent(pictures=1)) as spent:
-            picture = self._drawn(replace(episode, seed=seed))
+            picture = self._drawn(replace(with_pictures(episode), seed=seed))
             spent.pictures = 1
         return self._kept.keep(key, png(picture), request=record)
 

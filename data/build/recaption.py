@@ -35,13 +35,12 @@ def of_trial(task: Task, trajectory: Episode, number: int, spec: Spec, services:
     teacher, words = Teacher(spec, services), words_of(spec.trajectories.recaption_words).phrases(task.language)
     last = trajectory.turns[-1]
     opened = replace(trajectory, turns=trajectory.turns[:-1], input=last.input)
-    asked, closing = messages_of(opened), replace(opened, final=True)
     warmth = teacher.temperature if number == 1 else max(teacher.temperature, ANEW)
 
     def say(attempt: int, *more: Message) -> str:
         seed = seed_of(task, spec, "recaption", number, attempt)
         with asking("recaption", "the teacher"):
-            return teacher.say(closing, [*asked, *more], seed, warmth).text
+            return teacher.say(replace(opened, final=True), [*messages_of(opened), *more], seed, warmth).text
 
     reply = last.reply if number == 1 else say(0)
     rejected: list[Discarded] = []

@@ -40,7 +40,7 @@ class Fault:
     detail: str = ""
 
 
-NAME = re.compile(r"\bimage_(\d+)(?!\d)", re.ASCII)
+NAME = re.compile(r"\bimage_(\d{1,9})(?!\d)", re.ASCII)
 _NAME_LIKE = re.compile(
     r"(?<![A-Za-z])(?:images?|imgs?|pictures?|pics?|photos?)[\s_#-]*[1-4]\b(?!\s*(?:c?m|met|feet|foot|inch|x|by|year|%))",
     re.I,
@@ -49,7 +49,7 @@ _VAGUE = {
     "en": re.compile(
         r"\b(?:first|second|1st|2nd|former|latter|reference|source|input|given|provided|supplied|uploaded|attached)\s+"
         r"(?:images?|pictures?|photos?|photographs?|references?)(?![_\w])"
-        r"|\b(?:image|picture|photo)\s+(?:one|two)\b(?!\s+\w+s\b)|\bthe\s+references?\b(?!\s+(?:to|of)\b)",
+        r"|\b(?:image|picture|photo)\s+(?:one|two)\b(?!\s+\w+s\b)|\bthe\s+references?\b(?=\s*(?:[.,;:!?]|$|(?:shows?|is|are|was|has|have|and)\b))",
         re.I,
     ),
     "zh": re.compile(

@@ -33,7 +33,7 @@ from unify_agent.agent.judge import Grading, Judged
 from unify_agent.agent.loop import Dialogue, Reply, reason_of, recaption_in
 from unify_agent.agent.toolcalls import ToolCall, parse_calls, render_call
 from unify_agent.agent.tools import is_down
-from unify_agent.agent.wording import Prompts, load_judging, load_prompts
+from unify_agent.agent.wording import Judging, Prompts, load_judging, load_prompts
 from unify_agent.files import digest
 from unify_agent.interleave.grammar import misplaced_tag
 from unify_agent.judging import ChatError
@@ -57,6 +57,11 @@ _SAID = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 def prompts_of(words: str) -> Prompts:
     """The agent's prompts, by name or file."""
     return load_prompts(words)
+
+
+@lru_cache(maxsize=1)
+def _judging() -> Judging:
+    return load_judging()
 
 
 def grading_of(spec: Spec) -> Grading:
@@ -105,12 +110,12 @@ def _says_something(text: str) -> bool:
 class Evidence:
     """The search and the judge of one trajectory. The loop goes on whatever they raise; here it is remembered.
 
-    Candidates are judged as pictures of the entity, whatever the teacher asked for.
+    Candidates are judged as pictures of the entity, whatever the teacher asked for; what is of no use is let go.
     """
 
     def __init__(self, task: Task, spec: Spec, services: Services) -> None:
         self._search, self._candidates = services.search, spec.references.candidates
-        self._judge = EndpointJudge(services.chat("references"), load_judging(), grading_of(spec))
+        self._judge = EndpointJudge(services.chat("references"), _judging(), grading_of(spec))
         known = "; ".join(task.entity.attributes)[:MOST_KNOWN]
         self._subject = task.entity.name(task.language) + (f" ({known})" if known else "")
         self.name = self._judge.name
@@ -123,7 +128,8 @@ class Evidence:
         return self._heard(lambda: self._search.search_image(q, location, hl, min(num, self._candidates)))
 
     def judge(self, subject: str, candidates: Sequence[tuple[ImageHit, Image.Image | None]]) -> list[Judged]:
-        return self._heard(lambda: self._judge.judge(self._subject, candidates))
+        judged = self._heard(lambda: self._judge.judge(self._subject, candidates))
+        return [each if each.verdict.usable else replace(each, picture=None) for each in judged]
 
     def _heard(self, ask: Callable[[], _Found]) -> _Found:
         try:
@@ -143,7 +149,10 @@ def episode_of(task: Task, spec: Spec) -> Episode:
 
 
 def research(task: Task, spec: Spec, services: Services) -> Episode:
-    """The trajectory of a task. Raises Dropped, or what a service that does not work raised."""
+    """The trajectory of a task, without the pixels of its references (`with_pictures`).
+
+    Raises Dropped, or what a service that does not work raised.
+    """
     if task.language not in LANGUAGES:
         raise Dropped("trajectory", "language", f"the agent is asked in {' or '.join(LANGUAGES)}, not {task.language}")
     require_truth(task, spec)
@@ -167,7 +176,14 @@ def research(task: Task, spec: Spec, services: Services) -> Episode:
         if tag := misplaced_tag(turn.reply):
             if turn is not episode.turns[-1] or episode.stop != "no_recaption":
                 raise Dropped("trajectory", "misplaced tag", tag)
+        turn.judged = [replace(each, picture=None) for each in turn.judged]
+    episode.references = [replace(each, picture=None) for each in episode.references]
     return episode
+
+
+def with_pictures(episode: Episode) -> Episode:
+    """The episode with its references opened: while a task waits for services it holds no pixels."""
+    return replace(episode, references=[replace(each, picture=each.hit.open()) for each in episode.references])
 
 
 def require_ending(episode: Episode, spec: Spec) -> None:
