@@ -144,7 +144,7 @@ def _priced(pipeline: Pipeline, as_json: bool) -> int:
             estimate(spec, Job(entities, tasks)),
             "assumptions: "
             + "; ".join(
-                f"{name}: {each.entity:g} calls an entity, {each.task:g} a task, {each.prompt} + {each.completion} tokens"
+                f"{name}: {each.entity:g} calls an entity, {each.task:g} a task, {each.prompt}+{each.completion} tokens"
                 for name, each in usual(spec).items()
             ),
         )
