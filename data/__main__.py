@@ -15,6 +15,7 @@ COMMANDS = {
     "pack": ("data.pack", "turn a folder of trajectories into sharded parquet"),
     "unpack": ("data.unpack", "turn sharded parquet back into the folder"),
     "index": ("data.index", "make a search index of your own texts and pictures"),
+    "build": ("data.build.command", "make trajectories of your own list of names"),
     "base": ("data.openmoji.base", "put a pre-trained base model into the checkout"),
 }
 

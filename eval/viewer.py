@@ -29,8 +29,7 @@ from unify_agent.files import digest, write_bytes, write_text
 from unify_agent.interleave.segments import Unusable
 from unify_agent.interleave.transforms import open_picture
 from unify_agent.judging import PicturePolicy
-from unify_agent.judging.transport import whole
-from unify_agent.page import escape, page, tag
+from unify_agent.page import escape, page, tag, write_script
 from unify_agent.page import table as html_table
 
 THUMB = PicturePolicy(longest=320, format="jpeg", quality=85)
@@ -205,10 +204,3 @@ def _thumbs(out: Path, items: Any, found: Sequence[dict[str, Found]]) -> dict[Pa
 def _relative(path: Path, out: Path) -> str:
     """The path as a link from the page."""
     return quote(Path(os.path.relpath(path.resolve(), out.resolve())).as_posix())
-
-
-def write_script(path: Path, name: str, value: Any) -> None:
-    """A script that assigns `value` to `window.NAME`; no text in it ends the script or is no UTF-8."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    safe = whole(text).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    write_text(path, f"window.{name} = {safe};\n")

@@ -9,9 +9,9 @@ from crew_tools import grey
 from datasets_tools import tokenizer
 from tokenizers import AddedToken
 
-from unify_agent.agent.endpoint import EndpointPolicy, in_our_form
+from unify_agent.agent.endpoint import EndpointPolicy, EndpointThinker, in_our_form
 from unify_agent.agent.episode import AgentOptions, Episode
-from unify_agent.agent.loop import Loop, recaption_in
+from unify_agent.agent.loop import Dialogue, Loop, recaption_in
 from unify_agent.agent.record import to_trajectory
 from unify_agent.agent.scripted import ScriptedPolicy
 from unify_agent.agent.toolcalls import parse_calls
@@ -141,3 +141,14 @@ def with_tokens(*tokens):
     base = tokenizer()
     base.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in tokens])
     return Grammar(base)
+
+
+def test_whoever_only_thinks_needs_no_painter(tmp_path):
+    search = MemorySearch({"kiwi fruit": hits(tmp_path, "good-1", "good-22")})
+    episode = Episode("one", "Draw Velmora on red.")
+    with ChatServer(native) as server, ChatClient(Endpoint.parse(server.url, "judge"), attempts=1) as client:
+        thinker = EndpointThinker(client, brief=lambda episode: f"Think of {episode.id}.")
+        Dialogue(thinker, search, NameJudge(), load_prompts("full")).think([episode])
+    assert (episode.stop, episode.picture) == ("grounded", None)
+    assert [body["messages"][0] for body in server.bodies] == [{"role": "system", "content": "Think of one."}] * 3
+    assert "Think of one" not in to_trajectory(episode, "openai").to_json()

@@ -14,7 +14,7 @@ from PIL import Image
 from test_search_index import small_index
 
 from unify_agent.agent.endpointjudge import EndpointJudge
-from unify_agent.agent.judge import THRESHOLD, WEIGHTS, LabelJudge, entities_in, graded, load_candidates
+from unify_agent.agent.judge import THRESHOLD, WEIGHTS, Grading, LabelJudge, entities_in, graded, load_candidates
 from unify_agent.agent.selfjudge import SelfJudge
 from unify_agent.agent.unified import UnifiedPolicy
 from unify_agent.agent.wording import load_judging
@@ -158,3 +158,18 @@ def test_words_for_judging_can_be_replaced_and_are_checked(tmp_path):
 def test_candidates_are_opened_together_in_their_order(tmp_path):
     found = hits(tmp_path, *(f"good-{'1' * n}" for n in range(1, 9)))
     assert [hit.id for hit, _ in load_candidates(found, threads=4)] == [hit.id for hit in found]
+
+
+def test_the_weights_are_relative_and_what_weighs_nothing_is_not_looked_at():
+    parts = {"identity": 8.0, "salience": 1.0, "clarity": 6.0, "cleanliness": 10.0}
+    some = Grading({"identity": 4, "salience": 0, "clarity": 2, "cleanliness": 2}, threshold=8.0)
+    verdict = graded(parts, side=300, grading=some)
+    assert (verdict.score, verdict.reason) == (8.0, "good")
+    assert graded(parts, side=300, grading=Grading(some.weights, 8.1)).reason == "spare"
+    assert graded(parts, side=300).reason == "tiny"
+    alone = Grading({"identity": 1, "salience": 0, "clarity": 0, "cleanliness": 0})
+    assert graded(parts | {"clarity": 0.0}, side=300, grading=alone).usable
+    assert graded(parts | {"identity": 4.0}, side=300, grading=some).reason == "other"
+    for wrong in ({"identity": 1.0}, dict.fromkeys(WEIGHTS, 0.0), dict.fromkeys(WEIGHTS, 1.0) | {"clarity": -1.0}):
+        with pytest.raises(ValueError, match="weights of"):
+            Grading(wrong)

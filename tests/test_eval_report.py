@@ -14,8 +14,9 @@ from eval import charts
 from eval.benchmarks.base import Item
 from eval.run import Run
 from eval.statistics import mcnemar, paired, wilcoxon
-from eval.viewer import steps_of, write_script
+from eval.viewer import steps_of
 from unify_agent.errors import UserError
+from unify_agent.page import write_script
 
 ATTACK = "</script><img src=x onerror=alert(1)>"
 

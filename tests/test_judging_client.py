@@ -32,6 +32,7 @@ from unify_agent.judging.answers import NotRecorded, split_thinking
 from unify_agent.judging.endpoint import base_url_of
 from unify_agent.judging.pace import Pace, retry_after
 from unify_agent.judging.structured import Verdict, json_schema, objects_in
+from unify_agent.judging.transport import is_moderated
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -481,3 +482,17 @@ def test_true_is_no_number_and_schemas_are_closed():
         Score.model_validate({"clear": True, "score": 1})
     schema = json_schema(Score)
     assert schema["additionalProperties"] is False and schema["required"] == ["clear", "score"]
+
+
+@pytest.mark.parametrize(
+    ("body", "moderated"),
+    [({"message": "Rejected.", "code": "content_policy_violation"}, True),
+     ({"message": "Rejected by our safety system.", "code": "x"}, True),
+     ({"message": "size must be 64x64", "code": "invalid_value"}, False)],
+)  # fmt: skip
+def test_a_refusal_of_the_content_is_told_from_one_of_the_form(body, moderated):
+    with ChatServer() as server:
+        server._respond = lambda handler, asked, fault: handler.send(400, {"error": body})
+        with pytest.raises(ChatError) as caught:
+            client_of(server, None).ask([user("Hello")])
+    assert is_moderated(caught.value) == moderated and caught.value.kind == "refused"

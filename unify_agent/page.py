@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from html import escape as _escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from unify_agent.files import write_text
 
 STYLE = Path(__file__).with_name("page.css")
 
@@ -70,11 +74,21 @@ def table(head: list[str], rows: list[list[str]], numbers: int) -> str:
     )
 
 
-def page(title: str, introduction: str, body: str) -> str:
-    """A whole page: `introduction` stands in the header; both are HTML."""
+def page(title: str, introduction: str, body: str, policy: str = "") -> str:
+    """A whole page: `introduction` stands in the header; both are HTML. `policy`: a Content-Security-Policy."""
+    rule = f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">' if policy else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"{rule}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head>\n"
         f"<body><header><div><h1>{escape(title)}</h1>{introduction}</div></header>\n<main>{body}</main></body></html>\n"
     )
+
+
+def write_script(path: Path, name: str, value: Any) -> None:
+    """A script that assigns `value` to `window.NAME`; no text in it ends the script or is no UTF-8."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    safe = text.encode("utf-8", "replace").decode()
+    safe = safe.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    write_text(path, f"window.{name} = {safe};\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 Stage = Literal["entities", "prompts", "trajectory", "recaption", "picture", "verification", "assembly"]
+Part = Literal["train", "benchmark", "withheld"]
 CATEGORIES = {
     "Character": ("animation", "comic", "celebrity", "game", "mascot", "mythology"),
     "Object": ("food", "art", "toy", "animal"),
@@ -27,7 +28,8 @@ class Entity:
 
     names: by language (`en`, `zh`, ...), at least one. remark: what the list says of it. seeds: pictures that truly
     show it, for verification and for the benchmark; never shown to the teacher. attributes: what it can be recognised
-    by, found by the metadata stage.
+    by, found by the metadata stage. place: its number in its part of its category, from 0 in the order of the list.
+    part: `benchmark`, or `withheld` when it is too like one of those to be trained on (data/build/benchmark.py).
     """
 
     id: str
@@ -38,6 +40,8 @@ class Entity:
     seeds: tuple[Path, ...] = ()
     attributes: tuple[str, ...] = ()
     given_id: str = ""
+    place: int = 0
+    part: Part = "train"
 
     def name(self, language: str) -> str:
         """The name in a language, else in any."""
@@ -64,12 +68,33 @@ class Dropped(Exception):
         super().__init__(f"{stage}: {reason}" + (f" ({self.detail})" if self.detail else ""))
 
 
-class OverBudget(Exception):
-    """A service has spent its budget: what needs it stays undone, and a later run with more continues there."""
+class OverBudget(BaseException):
+    """A service has spent its budget: what needs it stays undone, and a later run with more continues there.
+
+    No `Exception`, so that no stage and no agent loop on the way takes it for a call that failed.
+    """
 
     def __init__(self, service: str) -> None:
         self.service = service
         super().__init__(f"{service}: its budget is spent")
+
+
+class Halted(BaseException):
+    """The run cannot go on: a key is not accepted, a service is down, or it was told to stop. One line for a person."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class Failed(Exception):
+    """A task (or an entity) that came to nothing this time, for a reason that may pass: tried again by a later run.
+
+    Stages raise it for what they see; a ChatError or SearchError that leaves a stage is taken for one.
+    """
+
+    def __init__(self, stage: Stage, reason: str, detail: str = "") -> None:
+        self.stage, self.reason, self.detail = stage, reason, " ".join(detail.split())[:500]
+        super().__init__(f"{stage}: {reason}" + (f" ({self.detail})" if self.detail else ""))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A policy that thinks elsewhere: an OpenAI-compatible endpoint plans and recaptions, another policy draws.
+"""A policy that thinks elsewhere: an OpenAI-compatible endpoint plans and recaptions, and whoever can draws.
 
 What it says is brought into the one form that the loop reads and records keep: a thought, then tool calls or a
 recaption between their tags. It may call tools natively (`tools`) or write the tags as the prompts tell it (`tags`);
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
 
 from unify_agent.agent.episode import Episode
-from unify_agent.agent.loop import Policy, Reply
+from unify_agent.agent.loop import Painter, Reply
 from unify_agent.agent.toolcalls import TOOLS
 from unify_agent.interleave.grammar import spell_markers, spell_tags, spell_tags_in_observation
 from unify_agent.judging import (
@@ -30,6 +30,7 @@ from unify_agent.judging import (
     Picture,
     PicturePolicy,
     assistant,
+    system,
     user,
 )
 from unify_agent.search.base import well_formed
@@ -41,32 +42,55 @@ _RECAPTION = re.compile(r"<recaption>((?:(?!<recaption>).)*?)</recaption>", re.D
 _STRUCTURE = re.compile(r"</?(?:think|observation)>")
 
 
-class EndpointPolicy:
-    """Speaks through `client`, draws with `painter`."""
+class EndpointThinker:
+    """Thinks through `client`, and needs no model here.
+
+    `brief`: what it is told of an episode before all else, and no record keeps: how a teacher is to answer a student's
+    prompts.
+    """
 
     name = "openai"
 
-    def __init__(self, client: ChatClient, painter: Policy, mode: Mode = "tools", temperature: float = 0.0):
-        self.client, self.painter, self.mode, self.temperature = client, painter, mode, temperature
+    def __init__(
+        self,
+        client: ChatClient,
+        mode: Mode = "tools",
+        temperature: float = 0.0,
+        brief: Callable[[Episode], str] = lambda episode: "",
+    ):
+        self.client, self.mode, self.temperature, self.brief = client, mode, temperature, brief
 
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
         """All episodes at once, as many as the client allows."""
         with ThreadPoolExecutor(max(1, min(len(episodes), self.client.concurrency))) as pool:
             return list(pool.map(self._answered, episodes))
 
-    def draw(self, episodes: Sequence[Episode]) -> Sequence[np.ndarray | Exception]:
-        return self.painter.draw(episodes)
-
     def _answered(self, episode: Episode) -> Reply | Exception:
-        native = self.mode == "tools" and episode.options.tools and not episode.final
         try:
-            answer = self.client.ask(
-                messages_of(episode), tools=list(TOOLS.values()) if native else None,
-                max_tokens=LONGEST_REPLY, temperature=self.temperature, seed=episode.seed + len(episode.turns),
-            )  # fmt: skip
+            return self.say(episode, messages_of(episode), episode.seed + len(episode.turns), self.temperature)
         except ChatError as error:
             return error
+
+    def say(self, episode: Episode, messages: Sequence[Message], seed: int, temperature: float) -> Reply:
+        """The reply to messages of an episode, in the one form. Raises ChatError."""
+        native = self.mode == "tools" and episode.options.tools and not episode.final
+        brief = self.brief(episode)
+        answer = self.client.ask(
+            [*([system(brief)] if brief else []), *messages], tools=list(TOOLS.values()) if native else None,
+            max_tokens=LONGEST_REPLY, temperature=temperature, seed=seed,
+        )  # fmt: skip
         return Reply(well_formed(in_our_form(answer)))
+
+
+class EndpointPolicy(EndpointThinker):
+    """Thinks through `client`, draws with `painter`."""
+
+    def __init__(self, client: ChatClient, painter: Painter, mode: Mode = "tools", temperature: float = 0.0):
+        super().__init__(client, mode, temperature)
+        self.painter = painter
+
+    def draw(self, episodes: Sequence[Episode]) -> Sequence[np.ndarray | Exception]:
+        return self.painter.draw(episodes)
 
 
 def messages_of(episode: Episode) -> list[Message]:

@@ -6,7 +6,7 @@ from PIL import Image
 from pydantic import Field
 
 from unify_agent.agent.arriving import OneByOne
-from unify_agent.agent.judge import WEIGHTS, Verdict, graded
+from unify_agent.agent.judge import USUAL, WEIGHTS, Grading, Verdict, graded
 from unify_agent.agent.tools import is_down
 from unify_agent.agent.wording import Judging
 from unify_agent.judging import ChatClient, ChatError, Picture, PicturePolicy, structured, system, user
@@ -27,15 +27,15 @@ class Seen(structured.Verdict):
 
 
 class EndpointJudge(OneByOne):
-    """Asks `client`. A candidate of which nothing usable is said is not used.
+    """Asks `client`; `grading` weighs what it says. A candidate of which nothing usable is said is not used.
 
     `judge` raises ChatError when the service does not work, or says nothing usable of any candidate.
     """
 
     name = "openai"
 
-    def __init__(self, client: ChatClient, words: Judging):
-        self.client, self.words, self.at_once = client, words, client.concurrency
+    def __init__(self, client: ChatClient, words: Judging, grading: Grading = USUAL):
+        self.client, self.words, self.grading, self.at_once = client, words, grading, client.concurrency
 
     def verdict(self, subject: str, hit: ImageHit, picture: Image.Image) -> Verdict | ChatError:
         words = self.words.phrases(subject)
@@ -52,5 +52,6 @@ class EndpointJudge(OneByOne):
         assert isinstance(found, Seen)
         parts = {criterion: float(getattr(found, criterion)) for criterion in WEIGHTS}
         return graded(
-            parts, side=min(picture.size), text_heavy=found.is_text_heavy, watermark=found.has_watermark
-        )
+            parts, side=min(picture.size), text_heavy=found.is_text_heavy, watermark=found.has_watermark,
+            grading=self.grading,
+        )  # fmt: skip

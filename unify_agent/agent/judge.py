@@ -61,6 +61,33 @@ class Judged:
     verdict: Verdict
 
 
+@dataclass(frozen=True)
+class Grading:
+    """Equation 9: what each criterion weighs, and the score (0 to 10) that a usable picture reaches.
+
+    Weights are relative: their sum counts as one. A criterion that weighs nothing is not looked at, but identity always
+    is. Raises ValueError for weights of other criteria, below 0, or all 0.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=lambda: dict(WEIGHTS))
+    threshold: float = THRESHOLD
+
+    def __post_init__(self) -> None:
+        if set(self.weights) != set(WEIGHTS) or min(self.weights.values()) < 0 or not sum(self.weights.values()):
+            raise ValueError(f"weights of {', '.join(WEIGHTS)} from 0 on, not all 0, are expected")
+
+    def score(self, parts: Mapping[str, float]) -> float:
+        """The weighted mean of the criteria."""
+        return sum(self.weights[part] * value for part, value in parts.items()) / sum(self.weights.values())
+
+    def worst(self, parts: Mapping[str, float]) -> str:
+        """The criterion with the least value, of those that count and are no matter of identity."""
+        return min((part for part in FAULTS if self.weights[part]), key=lambda part: parts[part], default="identity")
+
+
+USUAL = Grading()
+
+
 class Judge(Protocol):
     """Verdicts for the candidates of one search, in their order. Called from several threads at once."""
 
@@ -110,7 +137,14 @@ def title_match(title: str, subject: str) -> float:
     return 1.0 if rest == 0 else 0.9**rest
 
 
-def graded(parts: Mapping[str, float], *, side: int, text_heavy: bool = False, watermark: bool = False) -> Verdict:
+def graded(
+    parts: Mapping[str, float],
+    *,
+    side: int,
+    text_heavy: bool = False,
+    watermark: bool = False,
+    grading: Grading = USUAL,
+) -> Verdict:
     """The verdict from the four criteria (0 to 10), the shorter `side` in pixels, and what was seen besides.
 
     A usable picture shows the right thing, reaches the threshold, and is poor in nothing.
@@ -121,12 +155,12 @@ def graded(parts: Mapping[str, float], *, side: int, text_heavy: bool = False, w
     fault = "text" if text_heavy else "watermark" if watermark else None
     if side < MIN_SIDE:
         found["clarity"], fault = 0.0, fault or "tiny"
-    score = sum(WEIGHTS[part] * value for part, value in found.items())
-    if fault is None and min(found.values()) < POOR:
-        fault = FAULTS[min(FAULTS, key=lambda part: found[part])]
+    score, worst = grading.score(found), grading.worst(found)
+    if fault is None and found[worst] < POOR:
+        fault = FAULTS[worst]
     if fault is not None:
         return Verdict(min(score, POOR), fault, False, found)
-    return Verdict(score, "good", True, found) if score >= THRESHOLD else Verdict(score, "spare", False, found)
+    return Verdict(score, "good", True, found) if score >= grading.threshold else Verdict(score, "spare", False, found)
 
 
 def entities_in(index: Index) -> Callable[[str], str | None]:

@@ -57,8 +57,8 @@ def _same(one: Judged, two: Judged) -> bool:
     return a is not None and b is not None and a.size == b.size and a.tobytes() == b.tobytes()
 
 
-class Policy(Protocol):
-    """Whoever thinks and draws. Each call is one batch; an episode that fails is answered with its exception."""
+class Thinker(Protocol):
+    """Whoever thinks. Each call is one batch; an episode that fails is answered with its exception."""
 
     name: str
 
@@ -69,8 +69,16 @@ class Policy(Protocol):
         number; they are out of its context.
         """
 
+
+class Painter(Protocol):
+    """Whoever draws, in batches likewise."""
+
     def draw(self, episodes: Sequence[Episode]) -> Sequence[np.ndarray | Exception]:
         """A picture for each, uint8 [H, W, 3]."""
+
+
+class Policy(Thinker, Painter, Protocol):
+    """Whoever does both."""
 
 
 def came_to_nothing(reply: Reply, final: bool) -> bool:
@@ -98,16 +106,31 @@ def begin(episode: Episode, prompts: Prompts) -> None:
         episode.input += f"\n\n{prompts.final(given, episode.language)}"
 
 
-class Loop:
-    """Runs episodes with one policy, one search back end, one judge.
+def reason_of(episode: Episode) -> str:
+    """Why an episode that has its recaption ended: a key of `STOPS`."""
+    if episode.references:
+        return "grounded"
+    if episode.bad_calls > episode.options.max_bad_calls:
+        return "bad_calls"
+    if episode.final and len(episode.turns) > episode.options.max_rounds:
+        return "search_limit"
+    if episode.failed_searches:
+        return "search_failed"
+    if episode.image_searches:
+        return "no_reference"
+    return "text_only" if episode.text_searches else "direct"
 
-    `on_event(episode, what)` is told "reply", "discarded", "tool", "done" and "drawn" as they happen, from the calling
-    thread; what it raises ends the run. `seconds`: time in "reply" and "draw", and waiting for "tools".
+
+class Dialogue:
+    """Runs episodes up to their recaption with one thinker, one search back end, one judge.
+
+    `on_event(episode, what)` is told "reply", "discarded", "tool" and "done" as they happen, from the calling thread;
+    what it raises ends the run. `seconds`: time in "reply", and waiting for "tools".
     """
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Thinker,
         search: SearchBackend,
         judge: Judge,
         prompts: Prompts,
@@ -118,11 +141,6 @@ class Loop:
         self.tools = Tools(search, judge, prompts, threads)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._tell = on_event or (lambda episode, what: None)
-
-    def run(self, episodes: Sequence[Episode]) -> None:
-        """Thinks, searches and recaptions until every episode has a stop, then draws them all."""
-        self.think(episodes)
-        self.draw(episodes)
 
     def think(self, episodes: Sequence[Episode]) -> None:
         """All rounds up to the recaption."""
@@ -196,19 +214,6 @@ class Loop:
         names = [episode.request, episode.name, *(hit.title for hit in episode.read), *found]
         return not in_language(recaption, episode.language, names)
 
-    def draw(self, episodes: Sequence[Episode]) -> None:
-        """Draws every episode that ended without an error."""
-        ready = [episode for episode in episodes if episode.done and not episode.error]
-        began = time.perf_counter()
-        pictures = self.policy.draw(ready) if ready else ()
-        self.seconds["draw"] += time.perf_counter() - began
-        for episode, picture in zip(ready, pictures, strict=True):
-            if isinstance(picture, Exception):
-                episode.stop, episode.error = "draw_error", told(picture)
-            else:
-                episode.picture = picture
-            self._tell(episode, "drawn")
-
     # ------------------------------------------------------------ one step of one episode
 
     def _read(self, episode: Episode, turn: Exchange) -> Parsed | None:
@@ -218,7 +223,7 @@ class Loop:
             episode.recaption = recaption or ""
             if recaption is None:
                 episode.stop = "no_recaption"
-            else:
+            elif not episode.stop:
                 episode.stop = self._ending(episode)
             return None
         parsed = parse_calls(turn.reply)
@@ -226,31 +231,16 @@ class Loop:
         if len(parsed.calls) > MAX_CALLS:
             turn.mended += (f"only the first {MAX_CALLS} calls are made",)
         if not parsed.calls and parsed.error is None and recaption is not None:
-            episode.recaption = recaption
-            episode.stop = self._ending(episode)
+            episode.recaption, episode.stop = recaption, self._ending(episode)
             return None
         return parsed
 
     def _ending(self, episode: Episode) -> str:
         """Why an episode with a recaption ends."""
-        reason = self._reason(episode)
+        reason = reason_of(episode)
         if STOPS[reason] == "ok" and self._in_other_language(episode, episode.recaption):
             return "other_language"
         return reason
-
-    @staticmethod
-    def _reason(episode: Episode) -> str:
-        if episode.references:
-            return "grounded"
-        if episode.bad_calls > episode.options.max_bad_calls:
-            return "bad_calls"
-        if episode.final and len(episode.turns) > episode.options.max_rounds:
-            return "search_limit"
-        if episode.failed_searches:
-            return "search_failed"
-        if episode.image_searches:
-            return "no_reference"
-        return "text_only" if episode.text_searches else "direct"
 
     def _advance(
         self, episode: Episode, turn: Exchange, parsed: Parsed, found: Sequence[tuple[ToolCall, Found]]
@@ -308,3 +298,27 @@ class Loop:
         if chosen and episode.options.replace_references is not None:
             chosen = list(episode.options.replace_references(episode, chosen))
         return chosen
+
+
+class Loop(Dialogue):
+    """The whole loop: a policy thinks and draws. `on_event` is told "drawn", too; `seconds` has "draw"."""
+
+    policy: Policy
+
+    def run(self, episodes: Sequence[Episode]) -> None:
+        """Thinks, searches and recaptions until every episode has a stop, then draws them all."""
+        self.think(episodes)
+        self.draw(episodes)
+
+    def draw(self, episodes: Sequence[Episode]) -> None:
+        """Draws every episode that ended without an error."""
+        ready = [episode for episode in episodes if episode.done and not episode.error]
+        began = time.perf_counter()
+        pictures = self.policy.draw(ready) if ready else ()
+        self.seconds["draw"] += time.perf_counter() - began
+        for episode, picture in zip(ready, pictures, strict=True):
+            if isinstance(picture, Exception):
+                episode.stop, episode.error = "draw_error", told(picture)
+            else:
+                episode.picture = picture
+            self._tell(episode, "drawn")

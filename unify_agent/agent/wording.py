@@ -153,7 +153,7 @@ class Judging(_Strict):
 
 def load_judging(file: Path | str = FOLDER / "judging.yaml") -> Judging:
     """The words for judging, ours or from a file of the same keys. Raises UserError that names file and key."""
-    return _load(Path(file), Judging)
+    return load_words(Path(file), Judging)
 
 
 def language_of(text: str) -> str:
@@ -176,10 +176,11 @@ def load_prompts(name: str | Path) -> Prompts:
         known: Sequence[str] = sorted(each.stem for each in FOLDER.glob("*.yaml") if each.stem != "judging")
         if name not in known:
             raise UserError(f"prompts '{name}' are not known{nearest(str(name), known)}")
-    return Prompts(path.stem if path.parent == FOLDER else str(name), _load(path, _File))
+    return Prompts(path.stem if path.parent == FOLDER else str(name), load_words(path, _File))
 
 
-def _load(path: Path, kind: type[_Kind]) -> _Kind:
+def load_words(path: Path, kind: type[_Kind]) -> _Kind:
+    """A YAML file of words as `kind`. Raises UserError that names file and key."""
     try:
         return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

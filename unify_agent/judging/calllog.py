@@ -12,9 +12,25 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from unify_agent.errors import UserError
+
+
+class Log(Protocol):
+    """Where a client keeps what it was answered. With `replay` nothing may be asked. Safe for several threads."""
+
+    @property
+    def replay(self) -> bool: ...
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The answer under this key, a SHA-256 in hex, as it was kept."""
+
+    def failure(self, key: str) -> dict[str, Any] | None:
+        """The last error under this key: its kind and detail."""
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Keeps a record with `key`, and `answer` or `error`; it is on the disk when this returns."""
 
 
 class CallLog:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +21,10 @@ from pydantic import BaseModel
 from unify_agent.files import digest
 from unify_agent.judging import structured
 from unify_agent.judging.answers import PASSING, Answer, ChatError, FunctionCall, NotRecorded, split_thinking
-from unify_agent.judging.calllog import CallLog
+from unify_agent.judging.calllog import Log
 from unify_agent.judging.endpoint import Endpoint
-from unify_agent.judging.messages import Message, user
+from unify_agent.judging.gate import Gate, Open, Spent
+from unify_agent.judging.messages import Message, Picture, user
 from unify_agent.judging.pace import Pace
 from unify_agent.judging.pool import run_bounded
 from unify_agent.judging.transport import Transport
@@ -42,6 +44,13 @@ class Request:
     temperature: float = 0.0
     seed: int | None = None
     salt: str = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """What the messages may come to at most, roughly: a token for two bytes, 2,000 for a picture."""
+        parts = [part for message in self.messages for part in message.parts]
+        texts = [part for part in parts if not isinstance(part, Picture)]
+        return 2000 * (len(parts) - len(texts)) + sum(len(each.encode("utf-8", "replace")) // 2 + 8 for each in texts)
 
     def record(self, endpoint: Endpoint) -> dict[str, Any]:
         """The request as it is logged; an answer is cached under the digest of just this."""
@@ -97,15 +106,16 @@ class ChatClient:
     """Asks one endpoint from any number of threads, `concurrency` at a time.
 
     `attempts` bounds the tries of one call, `rate` the attempts a second over all threads, `backoff` is the first
-    wait in seconds. Without a log answers are neither kept nor found again.
+    wait in seconds. Without a log answers are neither kept nor found again. Each attempt passes the `gate`.
     """
 
     endpoint: Endpoint
     concurrency: int = 8
     attempts: int = 5
-    log: CallLog | None = None
+    log: Log | None = None
     rate: float | None = None
     backoff: float = 1.0
+    gate: Gate = field(default_factory=Open)
     usage: Usage = field(default_factory=Usage, init=False)
 
     def __post_init__(self) -> None:
@@ -113,7 +123,7 @@ class ChatClient:
         self._transport = Transport(self.endpoint, self.concurrency, self._pace)
         self._slots = threading.Semaphore(self.concurrency)
         self._lock = threading.Lock()
-        self._asking: dict[str, threading.Lock] = {}
+        self._asking: dict[str, tuple[threading.Lock, int]] = {}
 
     def ask(
         self,
@@ -136,9 +146,7 @@ class ChatClient:
                 return self._try(request, {}, "")
         record = request.record(self.endpoint)
         key = digest(json.dumps(record, sort_keys=True, ensure_ascii=True))
-        with self._lock:
-            lock = self._asking.setdefault(key, threading.Lock())
-        with lock:
+        with self._alone(key):
             if (known := self._known(self.log, key, request)) is not None:
                 return known
             with self._slots:
@@ -199,7 +207,22 @@ class ChatClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _known(self, log: CallLog, key: str, request: Request) -> Answer | None:
+    @contextmanager
+    def _alone(self, key: str) -> Iterator[None]:
+        """One thread at a time for a key. A lock lives as long as somebody holds it or waits for it."""
+        with self._lock:
+            lock, users = self._asking.get(key, (threading.Lock(), 0))
+            self._asking[key] = lock, users + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                lock, users = self._asking.pop(key)
+                if users > 1:
+                    self._asking[key] = lock, users - 1
+
+    def _known(self, log: Log, key: str, request: Request) -> Answer | None:
         """What the log holds. In a replay its failures count too, and what it does not hold is NotRecorded."""
         if (known := log.find(key)) is not None:
             try:
@@ -222,8 +245,11 @@ class ChatClient:
             self._pace.wait()
             reply: dict[str, Any] | None = None
             try:
-                reply = self._transport.complete(request.body(self.endpoint, room, complaint))
-                answer = _read(reply, request, cached=False)
+                with self.gate.attempt(Spent(request.prompt_tokens, room)) as spent:
+                    reply = self._transport.complete(request.body(self.endpoint, room, complaint))
+                    spent.prompt = reply["prompt_tokens"] or 0
+                    spent.completion = reply["completion_tokens"] or 0
+                    answer = _read(reply, request, cached=False)
             except ChatError as error:
                 outcome = {"error": {"kind": error.kind, "detail": error.detail}, "reply": reply, "room": room}
                 self._keep(key, {"attempt": attempt} | outcome, record, reply, failed=True)

@@ -14,7 +14,7 @@ from unify_agent.judging.pace import Pace, retry_after
 
 SCHEMA_WORDS = ("response_format", "json_schema", "guided", "structured output")
 """A refusal that names one of these is about the schema; the call is made without it, and so are all later ones."""
-MODERATION_WORDS = ("moderation", "flagged", "content policy", "safety")
+MODERATION_WORDS = ("moderation", "flagged", "content policy", "safety", "content_policy", "content filter")
 """A 403 that says one of these refuses the content, not the key."""
 BROKEN_OFF = ("abort", "cancelled", "error")
 """Finish reasons of vLLM, SGLang and routers for a reply that is not whole though nothing limited it."""
@@ -34,7 +34,7 @@ class Transport:
     def models(self) -> list[str]:
         """Names that the server lists; none when it keeps no list. Raises ChatError."""
         try:
-            return [str(each["id"]) for each in self._exchange("GET", "/models", None)["data"]]
+            return [str(each["id"]) for each in self.exchange("GET", "/models")["data"]]
         except ChatError as error:
             if error.kind in ("auth", "unreachable", "timeout"):
                 raise
@@ -47,7 +47,7 @@ class Transport:
         while True:
             sent = self._fitted(body)
             try:
-                return kept(self._exchange("POST", "/chat/completions", sent))
+                return kept(self.exchange("POST", "/chat/completions", json=sent))
             except ChatError as error:
                 if error.kind != "refused" or not self._learns(sent, error.detail.lower()):
                     raise
@@ -75,9 +75,13 @@ class Transport:
             return True
         return False
 
-    def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    def exchange(self, method: str, path: str, **sent: Any) -> Any:
+        """The JSON of an answer. `sent`: `json`, or `data` and `files` of a form, as httpx takes them.
+
+        Raises ChatError.
+        """
         try:
-            response = self._connection().request(method, self.endpoint.base_url + path, json=body)
+            response = self._connection().request(method, self.endpoint.base_url + path, **sent)
         except httpx.TimeoutException:
             raise ChatError("timeout", f"no reply within {self.endpoint.timeout:g} s") from None
         except httpx.HTTPError as error:
@@ -101,8 +105,11 @@ class Transport:
             text, code = str(error["message"]), str(error.get("code"))
         except (ValueError, KeyError, TypeError):
             pass
-        detail = f"HTTP {status}: {self.endpoint.hide(text)[:300]}"
-        if status == 401 or (status == 403 and not any(word in text.lower() for word in MODERATION_WORDS)):
+        said = self.endpoint.hide(text)[:300]
+        if _of_moderation(code) and not _of_moderation(said):
+            said += f" ({self.endpoint.hide(code)})"
+        detail = f"HTTP {status}: {said}"
+        if status == 401 or (status == 403 and not _of_moderation(said)):
             return self._error("auth", detail)
         if status == 429 and code == "insufficient_quota":
             return self._error("refused", detail)
@@ -129,6 +136,20 @@ class Transport:
                     trust_env=not self.endpoint.is_local,
                 )
             return self._client
+
+
+def _of_moderation(text: str) -> bool:
+    return any(word in text.lower() for word in MODERATION_WORDS)
+
+
+def is_moderated(error: Exception) -> bool:
+    """Whether an error says that a service will not answer because of what was asked for: another attempt, or another
+    run, would meet the same."""
+    return (
+        isinstance(error, ChatError)
+        and error.kind == "refused"
+        and (error.detail.startswith("the model refused") or _of_moderation(error.detail))
+    )
 
 
 def kept(reply: Any) -> dict[str, Any]:

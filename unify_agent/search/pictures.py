@@ -62,7 +62,21 @@ class Cleaned:
 
 
 def clean(content: bytes, name: str) -> Cleaned:
-    """Decodes and encodes anew. Raises `Unusable`: not a picture, too large, does not decode."""
+    """Decodes and encodes anew. Raises `Unusable` as `plain_picture`."""
+    plain, lossy = plain_picture(content, name)
+    buffer = io.BytesIO()
+    if lossy:
+        plain.save(buffer, "JPEG", quality=95, subsampling=0)
+    else:
+        plain.save(buffer, "PNG")
+    return Cleaned(buffer.getvalue(), ".jpg" if lossy else ".png", *plain.size, look_of(plain))
+
+
+def plain_picture(content: bytes, name: str) -> tuple[Image.Image, bool]:
+    """What a file from outside shows: RGB, upright, at most `MAX_SIDE` along a side; and whether it came as JPEG.
+
+    Raises `Unusable`: not a picture, too large, does not decode.
+    """
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
         pixels = picture.width * picture.height
@@ -78,19 +92,13 @@ def clean(content: bytes, name: str) -> Cleaned:
         raise Unusable("not a picture", name) from None
 
 
-def _made_anew(picture: Image.Image) -> Cleaned:
+def _made_anew(picture: Image.Image) -> tuple[Image.Image, bool]:
     lossy = picture.format in ("JPEG", "MPO")
     if lossy:
         picture.draft(None, (2 * MAX_SIDE, 2 * MAX_SIDE))  # type: ignore[arg-type]
     upright = to_rgb(ImageOps.exif_transpose(picture))
     upright.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
-    plain = Image.fromarray(np.asarray(upright))  # pixels only: nothing that the file said beside them
-    buffer = io.BytesIO()
-    if lossy:
-        plain.save(buffer, "JPEG", quality=95, subsampling=0)
-    else:
-        plain.save(buffer, "PNG")
-    return Cleaned(buffer.getvalue(), ".jpg" if lossy else ".png", *plain.size, look_of(plain))
+    return Image.fromarray(np.asarray(upright)), lossy  # pixels only: nothing that the file said beside them
 
 
 def look_of(picture: Image.Image) -> np.ndarray:
