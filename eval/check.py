@@ -17,7 +17,7 @@ from eval.benchmarks.base import Benchmark, Dataset, Item
 from eval.pictures import Survey, lines, survey
 from eval.results import INCOMPLETE, JUDGE_DOWN
 from unify_agent.errors import UserError
-from unify_agent.judging import ChatClient, ChatError, Endpoint
+from unify_agent.judging import CallLog, ChatClient, ChatError, Endpoint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +58,13 @@ def told(bench: Benchmark, dataset: Dataset, items: Sequence[Item]) -> list[str]
     ]
 
 
-def probe(endpoint: Endpoint) -> str:
-    """The name under which the judge is served. Raises UserError with exit code 4."""
+def probe(endpoint: Endpoint, log: CallLog | None = None) -> str:
+    """The name under which the judge is served. What it takes to know it goes to `log`.
+
+    Raises UserError with exit code 4.
+    """
     try:
-        with ChatClient(endpoint) as client:
+        with ChatClient(endpoint, log=log) as client:
             return client.probe()
     except ChatError as error:
         raise UserError(f"the judge at {endpoint.base_url}: {error}", JUDGE_DOWN) from None

@@ -60,6 +60,12 @@ class Run:
         pinned(folder / RUN, facts, "a run")
         return cls(folder, facts)
 
+    @classmethod
+    def refuse_another(cls, folder: Path, facts: dict[str, Any]) -> None:
+        """Raises UserError when the folder holds another run than `facts`, as far as these tell."""
+        if (folder / RUN).is_file():
+            _refuse(folder / RUN, facts, "a run", told_only=True)
+
     def benchmark(self) -> Benchmark:
         """The benchmark with the run's options. Raises UserError when its questions have changed since."""
         made = benchmark(self.facts["benchmark"], self.facts["options"])
@@ -130,8 +136,16 @@ def pinned(path: Path, facts: dict[str, Any], what: str) -> None:
     if not path.is_file():
         write_json(path, facts)
         return
+    _refuse(path, facts, what)
+
+
+def _refuse(path: Path, facts: dict[str, Any], what: str, told_only: bool = False) -> None:
+    """`told_only`: what the file holds beyond `facts` is no difference."""
     old = read_json(path, "description")
-    if differing := sorted(differences(old if isinstance(old, dict) else {}, facts)):
+    differing = sorted(differences(old if isinstance(old, dict) else {}, facts))
+    if told_only:
+        differing = [key for key in differing if _at(facts, key) is not None or _at(old, key) is None]
+    if differing:
         key = differing[0]
         raise UserError(f"{path.parent}: holds {what} with another {key} ({_at(old, key)!r}, now {_at(facts, key)!r}); "
                         "choose another --out")  # fmt: skip

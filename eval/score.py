@@ -58,11 +58,14 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(f"--checklists: {bench.name} has none")
     found = survey(bench, dataset, args.images, items)
     refuse(found, args.partial)
-    served = probe(endpoint)
-    print("\n".join(told(bench, dataset, items)))
-    run = Run.start(args.out, _facts(args, bench, dataset, items, endpoint, served))
-    run.write_items(items, _with_broken_references(found), digests_of(items))
-    results = _judged(run, bench, endpoint, args)
+    facts = _facts(args, bench, dataset, items, endpoint)
+    Run.refuse_another(args.out, facts)
+    with CallLog(args.out / CALLS) as log:
+        facts["judge"]["served"] = probe(endpoint, log)
+        print("\n".join(told(bench, dataset, items)))
+        run = Run.start(args.out, facts)
+        run.write_items(items, _with_broken_references(found), digests_of(items))
+        results = _judged(run, bench, endpoint, log, args)
     if args.checklists is not None:
         bench.copy_kept(run.folder / CHECKLISTS, items)
     return finish(run, bench, results, args.price)
@@ -83,8 +86,9 @@ def finish(run: Run, bench: Benchmark, results: Sequence[Result], price: Sequenc
 
 
 def _facts(
-    args: argparse.Namespace, bench: Benchmark, dataset: Dataset, items: Sequence[Item], endpoint: Endpoint, served: str
+    args: argparse.Namespace, bench: Benchmark, dataset: Dataset, items: Sequence[Item], endpoint: Endpoint
 ) -> dict[str, Any]:
+    """What makes the run, all but the name under which the judge is served."""
     return {
         "name": args.name or args.images.resolve().name,
         "benchmark": bench.name,
@@ -96,7 +100,7 @@ def _facts(
         },
         "images": relative(args.images, args.out),
         "judge": {
-            "model": endpoint.model, "served": served, "temperature": 0.0, "seed": args.seed,
+            "model": endpoint.model, "temperature": 0.0, "seed": args.seed,
             "extra": dict(endpoint.extra),
             "pictures": asdict(PicturePolicy(args.picture_longest, args.picture_format)),
         },
@@ -113,11 +117,12 @@ def _with_broken_references(found: Survey) -> Survey:
     ))  # fmt: skip
 
 
-def _judged(run: Run, bench: Benchmark, endpoint: Endpoint, args: argparse.Namespace) -> list[Result]:
+def _judged(
+    run: Run, bench: Benchmark, endpoint: Endpoint, log: CallLog, args: argparse.Namespace
+) -> list[Result]:
     bench.keep_in(args.checklists or run.folder / CHECKLISTS)
     items, found, digests = run.items()
     with (
-        CallLog(run.folder / CALLS) as log,
         ChatClient(endpoint, args.concurrency, args.attempts, log, args.rate) as client,
         Progress("judging", len(items), "items") as progress,
     ):
