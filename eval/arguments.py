@@ -11,6 +11,7 @@ from typing import Any
 
 from eval.benchmarks import BENCHMARKS, benchmark
 from eval.benchmarks.base import Benchmark, Dataset, Item
+from eval.editions import named
 from eval.run import chosen
 from unify_agent.errors import UserError
 from unify_agent.judging import Endpoint
@@ -24,6 +25,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--references", type=Path, metavar="DIR", help="true pictures, where they are not beside the data"
     )
+    parser.add_argument("--editions", type=Path, metavar="FILE", help="table of hashes that the data must be one of")
     parser.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="of the benchmark (picworld)"
     )
@@ -41,6 +43,8 @@ def open_data(args: argparse.Namespace) -> tuple[Benchmark, Dataset, list[Item]]
         options[key] = value
     bench = benchmark(args.bench, options)
     dataset = bench.load(args.data, args.references)
+    if args.editions is not None:
+        dataset = named(dataset, args.editions)
     ids = args.ids.split(",") if args.ids is not None else None
     return bench, dataset, chosen(dataset.items, args.limit, ids)
 

@@ -52,7 +52,7 @@ def told(bench: Benchmark, dataset: Dataset, items: Sequence[Item]) -> list[str]
     """What the data set is: edition, hash, items by category."""
     counts = Counter(item.category for item in items)
     return [
-        f"{bench.title}: {dataset.variant}, {len(dataset.items)} items, sha256 {dataset.sha256[:12]}",
+        f"{bench.title}: {dataset.variant}, {len(dataset.items)} items, sha256 {dataset.sha256}",
         *(f"note: {note}" for note in dataset.notes),
         f"{len(items)} items asked for: {', '.join(f'{name} {n}' for name, n in counts.items())}",
     ]

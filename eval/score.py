@@ -14,7 +14,7 @@ from typing import Any
 
 from data.progress import Progress
 from eval.arguments import add_data, add_judge, endpoint_of, open_data, part_of, relative
-from eval.benchmarks.base import Benchmark, Dataset, Item
+from eval.benchmarks.base import Benchmark, Dataset, Item, sha256_of
 from eval.check import probe, refuse, told
 from eval.pictures import Found, Survey, survey
 from eval.results import INCOMPLETE, JUDGE_DOWN, assemble, markdown, spent, write_report, write_usage
@@ -96,7 +96,7 @@ def _facts(
         "template_sha256": bench.template_sha256,
         "data": {
             "variant": dataset.variant, "sha256": dataset.sha256, "all": len(dataset.items),
-            "chosen": part_of(dataset, items),
+            "chosen": part_of(dataset, items), "chosen_sha256": sha256_of(items),
         },
         "images": relative(args.images, args.out),
         "judge": {

@@ -131,8 +131,10 @@ def chance(body: dict, high: int, what: str = "", low: int = 0) -> int:
     return low + int.from_bytes(seed[:4], "big") % (high - low + 1)
 
 
-def judge(body: dict) -> dict:
-    """An answer to every question of every benchmark; the same question gets the same answer."""
+def judge(body: dict) -> dict | str:
+    """An answer to every question of every benchmark, and to a greeting; the same question gets the same answer."""
+    if texts(body) == "Say yes.":
+        return "Yes."
     name = schema_name(body) or next(known for known in _BY_KEY if _BY_KEY[known] in texts(body))
     if name == "FactIPVerdict":
         grades = {k: chance(body, 10, k) for k in ("clarity", "content_quality", "aesthetics", "text_relevance_ip")}

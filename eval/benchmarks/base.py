@@ -41,7 +41,7 @@ class Item:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
-        """What the item is, whoever stores it where: the data set's hash is taken over this."""
+        """What the item is: the data set's hash is taken over this."""
         return {"id": self.id, "prompt": self.prompt, "category": self.category, "extra": dict(self.extra)}
 
 
@@ -55,9 +55,14 @@ class Dataset:
 
     @property
     def sha256(self) -> str:
-        """Over the items' contents in the order of their ids."""
-        ordered = sorted(self.items, key=lambda item: item.id)
-        return digest(json.dumps([item.content() for item in ordered], sort_keys=True, ensure_ascii=True))
+        """Hash of the items."""
+        return sha256_of(self.items)
+
+
+def sha256_of(items: Sequence[Item]) -> str:
+    """Over the items' contents in the order of their ids, whoever stores them where."""
+    ordered = sorted(items, key=lambda item: item.id)
+    return digest(json.dumps([item.content() for item in ordered], sort_keys=True, ensure_ascii=True))
 
 
 @dataclass(frozen=True)
