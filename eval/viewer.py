@@ -132,7 +132,7 @@ def _item(
     results: Sequence[dict[str, Result]],
     thumbs: dict[Path, str],
 ) -> dict[str, Any]:
-    runs = []
+    runs: list[dict[str, Any] | None] = []
     for pictures, verdicts in zip(found, results, strict=True):
         picture, result = pictures.get(item.id), verdicts.get(item.id)
         if picture is None or result is None:

@@ -93,7 +93,7 @@ class Wise(Benchmark):
     name = "wise"
     title = "WISE"
     paper = "wise"
-    measures = (
+    measures: ClassVar[tuple[Measure, ...]] = (
         Measure("score", "WiScore", 0, 1),
         Measure("consistency", "Consistency", 0, 2),
         Measure("realism", "Realism", 0, 2),
@@ -102,7 +102,7 @@ class Wise(Benchmark):
     mean: ClassVar[Weights] = {
         "Cultural": 0.4, "Time": 0.167, "Space": 0.133, "Biology": 0.1, "Physics": 0.1, "Chemistry": 0.1,
     }  # fmt: skip
-    templates = (INSTRUCTIONS, WiseVerdict)
+    templates: ClassVar[tuple[str | type[Verdict], ...]] = (INSTRUCTIONS, WiseVerdict)
     ranges: ClassVar[Mapping[str, int]] = LEGACY
     edition: ClassVar[Literal["legacy", "verified"]] = "legacy"
 
@@ -134,7 +134,7 @@ class Wise(Benchmark):
             mixed = f" beside {told[self.edition]} of this one" if told[self.edition] else ""
             raise UserError(f"{path}: the categories of {told[other]} ids are those of the other edition{mixed}: use "
                             f"--bench {right} with its own pictures, the ids mean other prompts there")  # fmt: skip
-        notes = () if told[self.edition] else ("no id tells which edition of WISE this is",)
+        notes: tuple[str, ...] = () if told[self.edition] else ("no id tells which edition of WISE this is",)
         if len(items) != WHOLE:
             notes += (f"{len(items)} of the {WHOLE} prompts of WISE",)
         return Dataset(f"wise-{self.edition}", tuple(items), notes)
