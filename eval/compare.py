@@ -96,7 +96,7 @@ def _rows(
     rows = {name: paired(some, a, b, {i.id: 1 / len(some) for i in some}, False, at) for name, some in parts.items()}
     weighed = weights(items, bench.mean) if bench.overall else None
     if weighed is not None:
-        rows["Total"] = paired(items, a, b, weighed, bench.mean != "items", at)
+        rows["Mean of items" if bench.composed else "Total"] = paired(items, a, b, weighed, bench.mean != "items", at)
     return rows
 
 

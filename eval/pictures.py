@@ -130,7 +130,7 @@ def _find(benchmark: Benchmark, item: Item, images: Path, there: dict[str, list[
         return Found(item.id, problem="corrupt", detail=f"{name}: {why}")
     trajectory = next((images / name for name in benchmark.trajectories(item) if (images / name).is_file()), None)
     said = prompt_of(path, trajectory)
-    if said is not None and said.strip() != item.prompt.strip():
+    if said is not None and item.prompt and said.strip() != item.prompt.strip():
         return Found(item.id, problem="other_prompt", detail=f"{name}: made for another prompt: {said[:60]!r}")
     return Found(item.id, path, digest(path), trajectory)
 

@@ -153,11 +153,11 @@ def _score(
         finally:
             tokens = [a + b for a, b in zip(tokens, ask.tokens, strict=True)]
         trail += [step | {"repeat": number} for step in ask.steps]
-    names = list(marks[0].scores)
+    names = dict.fromkeys(name for each in marks for name in each.scores)
     return Result(
         item.id,
         "ok",
-        {name: mean_of([each.scores[name] for each in marks]) for name in names},
+        {name: mean_of([each.scores[name] for each in marks if name in each.scores]) for name in names},
         differs=tuple(dict.fromkeys(d for each in marks for d in each.differs)),
         flags=tuple(dict.fromkeys(f for each in marks for f in each.flags)),
         repeats=tuple(dict(each.scores) for each in marks) if repeats > 1 else (),

@@ -228,8 +228,9 @@ def test_every_benchmark_takes_prompts_of_the_user_s_own(name, tmp_path):
     tools.picture(tmp_path / "pictures/true.png")
     record = {
         "id": "mine", "prompt": "my prompt", "category": "Time" if name.startswith("wise") else "things",
-        "group": "SKCM" if name == "t2i-factual" else "", "references": ["pictures/true.png"],
-        "extra": {"explanation": "it must be so", "concepts": ["thing"], "entity": "thing"},
+        "group": {"t2i-factual": "SKCM", "knowgen": "Pop Culture & News"}.get(name, ""),
+        "references": ["pictures/true.png"],
+        "extra": {"explanation": "it must be so", "concepts": ["thing"], "entity": "thing", "checklist": ["a thing"]},
     }  # fmt: skip
     tools.lines(tmp_path / "manifest.jsonl", [record])
     dataset = benchmark(name).load(tmp_path)
@@ -242,6 +243,7 @@ def test_every_benchmark_takes_prompts_of_the_user_s_own(name, tmp_path):
 
 @pytest.mark.parametrize(("name", "message"), [
     ("factip", "give references"), ("kitten", "extra.entity"), ("wise", "extra.explanation"), ("t2i-factual", "SKCM"),
+    ("knowgen", "Pop Culture"), ("mindbench", "extra.checklist"),
 ])  # fmt: skip
 def test_an_own_prompt_without_what_the_protocol_needs_is_refused(name, message, tmp_path):
     tools.lines(tmp_path / "manifest.jsonl", [{"id": "mine", "prompt": "p"}])

@@ -39,7 +39,8 @@ def riddle(number):
 
 @pytest.mark.parametrize(("bench", "build"), [
     ("factip", tools.factip), ("wise", tools.wise), ("wise-bagel2025", tools.wise), ("kitten", tools.kitten),
-    ("t2i-factual", tools.factual), ("picworld", tools.picworld),
+    ("t2i-factual", tools.factual), ("picworld", tools.picworld), ("knowgen", tools.knowgen),
+    ("mindbench", tools.mindbench),
     ("wise-verified", lambda root: tools.wise(root, tools.VERIFIED_IDS)),
 ])  # fmt: skip
 def test_every_benchmark_runs_to_a_report_that_can_be_computed_again(bench, build, tmp_path, capsys):

@@ -138,6 +138,11 @@ class Benchmark(ABC):
     group_mean: ClassVar[Literal["items", "categories"]] = "items"
     overall: ClassVar[bool] = True
     """Whether there is a total over all groups."""
+    composed: ClassVar[Mapping[str, float]] = {}
+    """Measure -> its weight, where a group's main score is made of the group's means of others, and the total is the
+    mean over `composed_of`, all of which it needs. A measure that no item has counts as `absent`."""
+    composed_of: ClassVar[tuple[str, ...]] = ()
+    absent: ClassVar[float] = 0.0
     templates: ClassVar[tuple[str | type[BaseModel], ...]]
     """All that the judge's questions are made of; their hash tells protocols apart."""
     macro: ClassVar[bool] = False
