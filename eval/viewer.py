@@ -1,11 +1,13 @@
 """The static page of one or several runs: opens from disk, needs no server and no network.
 
     index.html     totals, plots, and the script that shows items
-    data.js        what every item is and what it scored
-    details/K.js   what the judge said and how pictures were made, of the K-th hundred of items, read when opened
+    data.js        id, prompt, category and score of every item: what is filtered and sorted by
+    cards/K.js     the rest of what is shown of the K-th twenty items, read as they come into view
+    details/K.js   what the judge said of them and how their pictures were made, read when opened
     thumbs/        small copies of pictures, named by content
 
 Pictures are files that the browser loads as they come into view; text enters the page as text, never as markup.
+`python -m benchmarks.report_page` measures how fast it opens.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from unify_agent.page import escape, page, tag
 from unify_agent.page import table as html_table
 
 THUMB = PicturePolicy(longest=320, format="jpeg", quality=85)
-CHUNK = 100
+CHUNK = 20
 LONGEST = 4000
 """Characters of one text of a trajectory that are shown."""
 _HERE = Path(__file__).parent
@@ -49,19 +51,26 @@ def write_page(
     results = [{result.id: result for result in run.results()} for run in runs]
     thumbs = _thumbs(out, items.values(), found)
     ordered = list(items.values())
+    categories = {name: number for number, name in enumerate(dict.fromkeys(item.category for item in ordered))}
     data = {
         "runs": [report["name"] for report in reports],
         "measures": [[m.name, m.title] for m in bench.measures],
         "scale": [bench.measures[0].low, bench.measures[0].high],
         "digits": table.digits,
         "chunk": CHUNK,
-        "items": [_item(out, item, found, results, thumbs) for item in ordered],
+        "categories": list(categories),
+        "items": [
+            [item.id, item.prompt, categories[item.category], [_row(bench, some.get(item.id)) for some in results]]
+            for item in ordered
+        ],
     }
     write_script(out / "data.js", "DATA", data)
     for number in range(0, len(ordered), CHUNK):
-        part = [[_detail(f.get(i.id), r.get(i.id)) for f, r in zip(found, results, strict=True)]
-                for i in ordered[number : number + CHUNK]]  # fmt: skip
-        write_script(out / "details" / f"{number // CHUNK}.js", f"DETAILS[{number // CHUNK}]", part)
+        part, place = ordered[number : number + CHUNK], number // CHUNK
+        cards = [_card(out, item, found, results, thumbs) for item in part]
+        details = [[_detail(f.get(i.id), r.get(i.id)) for f, r in zip(found, results, strict=True)] for i in part]
+        write_script(out / "cards" / f"{place}.js", f"CARDS[{place}]", cards)
+        write_script(out / "details" / f"{place}.js", f"DETAILS[{place}]", details)
     write_text(out / "index.html", _page(bench, reports, table))
     return out / "index.html"
 
@@ -87,7 +96,7 @@ def _page(bench: Benchmark, reports: Sequence[dict[str, Any]], table: Table) -> 
             tag("h2", "Items"),
             (_HERE / "viewer.html").read_text(encoding="utf-8"),
             tag("style", (_HERE / "viewer.css").read_text(encoding="utf-8")),
-            '<script>window.DETAILS = {};</script><script src="data.js"></script>',
+            '<script>window.CARDS = {}; window.DETAILS = {};</script><script src="data.js"></script>',
             tag("script", (_HERE / "viewer.js").read_text(encoding="utf-8")),
         )
     )
@@ -125,7 +134,16 @@ def _plots(bench: Benchmark, reports: Sequence[dict[str, Any]]) -> str:
     return "".join(tag("div", part, "card") for part in parts if part)
 
 
-def _item(
+def _row(bench: Benchmark, result: Result | None) -> list[Any] | None:
+    """What is filtered and sorted by: score, status, whether it has flags, whether the judge's sum differs."""
+    if result is None:
+        return None
+    main = bench.measures[0].name
+    score = round(result.scores[main], 6) if result.status == "ok" else None
+    return [score, result.status, int(bool(result.flags)), int(bool(result.differs))]
+
+
+def _card(
     out: Path,
     item: Item,
     found: Sequence[dict[str, Found]],
@@ -140,12 +158,13 @@ def _item(
             continue
         path = picture.path
         runs.append({
-            "status": result.status, "kind": result.kind, "detail": result.detail, "scores": result.scores,
-            "differs": result.differs, "flags": result.flags, "thumb": thumbs.get(path, "") if path else "",
+            "kind": result.kind, "detail": result.detail,
+            "scores": {name: round(value, 6) for name, value in result.scores.items()}, "differs": result.differs,
+            "flags": result.flags, "thumb": thumbs.get(path, "") if path else "",
             "file": _relative(path, out) if path else "",
         })  # fmt: skip
     return {
-        "id": item.id, "prompt": item.prompt, "category": item.category, "group": item.group,
+        "group": item.group,
         "extra": {key: value for key, value in item.extra.items() if value not in ("", [], None)},
         "references": [[thumbs.get(p, ""), _relative(p, out)] for p in item.references], "runs": runs,
     }  # fmt: skip

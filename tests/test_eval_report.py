@@ -50,11 +50,16 @@ def test_the_page_holds_everything_by_reference(runs, tmp_path, capsys):
     assert page.count("<svg") == 3 and "data.js" in page
     data = script(tmp_path / "page/data.js")
     assert data["runs"] == ["alpha", "beta"] and len(data["items"]) == 8
-    by_id = {item["id"]: item for item in data["items"]}
+    cards = script(tmp_path / "page/cards/0.js")
+    by_id = {item[0]: card for item, card in zip(data["items"], cards, strict=True)}
     first = by_id["1"]["runs"][0]
+    index = [item[0] for item in data["items"]]
     assert (tmp_path / "page" / first["thumb"]).is_file() and (tmp_path / "page" / first["file"]).resolve().is_file()
-    assert by_id["401"]["runs"][1]["status"] == "missing" and by_id["1"]["extra"]["explanation"]
-    details = script(tmp_path / "page/details/0.js")[data["items"].index(by_id["1"])]
+    rows = data["items"][index.index("401")][3]
+    assert rows[0][:2] == [by_id["401"]["runs"][0]["scores"]["score"], "ok"] and rows[1] == [None, "missing", 0, 0]
+    assert by_id["1"]["extra"]["explanation"]
+    assert data["categories"][data["items"][index.index("901")][2]] == "Chemistry"
+    details = script(tmp_path / "page/details/0.js")[index.index("1")]
     assert details[0]["made"] == [{"title": "thought", "text": "I should draw lanterns."}]
     assert '"consistency"' in details[0]["trail"][0]["text"] and details[0]["trail"][0]["model"] == "judge-2026"
     rows = list(csv.DictReader((tmp_path / "page/table.csv").open()))
@@ -71,7 +76,52 @@ def test_text_from_outside_never_becomes_markup(runs, tmp_path):
             assert ATTACK not in path.read_text(encoding="utf-8")
     write_script(tmp_path / "half.js", "HALF", "\ud800")  # as a record cut in the middle of a pair has it
     assert script(tmp_path / "half.js") == "?"
-    assert ATTACK in [item["prompt"] for item in script(tmp_path / "page/data.js")["items"]]
+    assert ATTACK in [item[1] for item in script(tmp_path / "page/data.js")["items"]]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_filters_and_sorts_the_items(runs, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    tools.command("report", runs / "run_alpha", runs / "run_beta", "--out", tmp_path / "page")
+    patience = 120_000  # milliseconds
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"], timeout=patience
+        )
+        tab, problems = browser.new_page(), []
+        tab.set_viewport_size({"width": 1280, "height": 200})
+        tab.set_default_timeout(patience)
+        playwright.expect.set_options(timeout=patience)
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("console", lambda message: problems.append(message.text))
+        tab.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+        tab.goto((tmp_path / "page/index.html").as_uri())
+        entries = tab.locator("#items .entry")
+        playwright.expect(entries).to_have_count(8)
+        assert tab.locator("#items img").count() == 0  # nothing is read before it comes into view
+        entries.first.scroll_into_view_if_needed()
+        playwright.expect(entries.first.locator("img")).to_have_count(2)
+        results = [Run.open(runs / f"run_{name}").results() for name in ("alpha", "beta")]
+        scores = [{r.id: r.scores.get("score") for r in some} for some in results]
+        worst = min(scores[0].values())
+        assert f"{worst:.3f}" in entries.first.text_content()
+        tab.select_option("#run", "1")
+        tab.select_option("#show", "missing")
+        playwright.expect(entries).to_have_count(1)
+        playwright.expect(entries.first).to_contain_text("no picture 401.png")
+        tab.select_option("#show", "")
+        tab.fill("#query", "riddle 530")
+        playwright.expect(entries).to_have_count(1)
+        entries.first.locator("summary").click()
+        playwright.expect(entries.first.locator(".said")).to_contain_text("judge-2026")
+        tab.fill("#query", ATTACK)
+        playwright.expect(entries.first.locator("q")).to_have_text(ATTACK)
+        tab.fill("#query", "")
+        tab.select_option("#order", "gap")
+        gaps = {i: abs(a - b) for i, a in scores[0].items() if (b := scores[1][i]) is not None}
+        playwright.expect(entries.first.locator(".where")).to_contain_text(max(gaps, key=gaps.get))
+        browser.close()
+    assert problems == []
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
