@@ -13,13 +13,12 @@ from typing import Any
 
 from PIL import Image
 
-from eval.benchmarks.base import Benchmark, Dataset, Item
+from eval.benchmarks.base import SUFFIXES, Benchmark, Dataset, Item
 from unify_agent.errors import UserError
 from unify_agent.files import digest, read_json
 from unify_agent.interleave.segments import Unusable
 from unify_agent.interleave.transforms import open_picture
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 ASIDE = frozenset({"intermediate", "tmp", "gt"})
 """Folders of an agent's record that hold other pictures than its results."""
 NAMED = 50

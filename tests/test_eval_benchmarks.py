@@ -167,6 +167,38 @@ def test_kitten_keeps_its_two_grades_apart_until_the_end(tmp_path):
     assert found["total", "score"] == pytest.approx((found["total", "text"] + found["total", "entity"]) / 2)
 
 
+def test_kitten_is_read_by_domain_under_other_names_and_with_pictures_in_folders(tmp_path):
+    record = {"prompt_id": 7, "entity_name": "Robin DR400", "wikidata_id": "Q1", "text": "a DR400 over snow", "more": 1}
+    (tmp_path / "aircraft.json").write_text(json.dumps([record]))
+    tools.lines(tmp_path / "flower.jsonl", [record | {"prompt_id": 8, "entity_name": "Fuchsia"}])
+    tools.picture(tmp_path / "evaluation/aircraft/Robin DR400/b.jpg")
+    tools.picture(tmp_path / "evaluation/aircraft/Robin DR400/a.png")
+    tools.picture(tmp_path / "evaluation/Q1/c.png")
+    tools.picture(tmp_path / "support/flower/Fuchsia/d.png")
+    first, second = benchmark("kitten").load(tmp_path).items
+    assert (first.id, first.category, first.prompt, first.extra["qid"]) == ("7", "Aircraft", "a DR400 over snow", "Q1")
+    assert [p.name for p in first.references] == ["a.png", "b.jpg"] and first.support == ()
+    assert [p.name for p in (*second.references, *second.support)] == ["c.png", "d.png"]
+
+
+@pytest.mark.parametrize(("record", "message"), [
+    ({"id": 1, "domain": "sport", "entity": "e", "caption": "p"},
+     r"record 1: has no prompt \(or text\); its fields are id, domain, entity, caption"),
+    ({"id": 1, "domain": "sport", "entity": "e", "prompt": "p"}, "names no eval_refs, and there is no folder"),
+    ({"id": 1, "domain": "sport", "entity": "e", "prompt": "p", "eval_refs": "x"}, "record 1: eval_refs"),
+])  # fmt: skip
+def test_a_kitten_record_in_another_form_is_refused_with_what_it_holds(record, message, tmp_path):
+    tools.lines(tmp_path / "kitten.jsonl", [record])
+    with pytest.raises(UserError, match=message):
+        benchmark("kitten").load(tmp_path)
+
+
+def test_a_folder_without_kitten_s_files_says_which_are_looked_for(tmp_path):
+    (tmp_path / "data.json").write_text("[]")
+    with pytest.raises(UserError, match=r"neither kitten\.jsonl nor a file for a domain"):
+        benchmark("kitten").load(tmp_path)
+
+
 def test_factual_levels_and_places_follow_from_the_files(tmp_path):
     dataset = benchmark("t2i-factual").load(tools.factual(tmp_path))
     by_id = {item.id: item for item in dataset.items}

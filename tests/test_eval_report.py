@@ -10,6 +10,7 @@ import eval_tools as tools
 import pytest
 from chat_server import ChatServer
 
+from benchmarks import report_page
 from eval import charts
 from eval.benchmarks.base import Item
 from eval.run import Run
@@ -122,6 +123,16 @@ def test_a_browser_shows_filters_and_sorts_the_items(runs, tmp_path):
         playwright.expect(entries.first.locator(".where")).to_contain_text(max(gaps, key=gaps.get))
         browser.close()
     assert problems == []
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_how_fast_the_page_opens_can_be_measured(monkeypatch, capsys):
+    pytest.importorskip("playwright.sync_api")
+    arguments = ["--items", "12", "--models", "2", "--size", "16", "--visits", "1", "--json"]
+    monkeypatch.setattr("sys.argv", ["report_page", *arguments])
+    report_page.main()
+    row = json.loads(capsys.readouterr().out)[0]
+    assert row["items"] == 12 and 0 < row["ready_ms"] < row["start_and_open_ms"]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

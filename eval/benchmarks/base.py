@@ -22,6 +22,8 @@ from unify_agent.judging import Message, Picture
 from unify_agent.judging.structured import Verdict, json_schema
 
 Schema = TypeVar("Schema", bound=Verdict)
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+"""Of pictures, the one that is looked for first in front."""
 
 
 @dataclass(frozen=True)
@@ -290,13 +292,13 @@ def _told(where: str, error: ValidationError) -> UserError:
     return UserError(f"{where}: {'.'.join(map(str, first['loc'])) or 'record'}: {first['msg']}")
 
 
-def first_file(folder: Path, name: str, suffixes: Sequence[str] = (".png", ".jpg", ".jpeg", ".webp")) -> Path:
+def first_file(folder: Path, name: str) -> Path:
     """The picture `name` with whichever extension; the PNG's path when there is none."""
-    for suffix in suffixes:
+    for suffix in SUFFIXES:
         for spelled in (suffix, suffix.upper()):
             if (folder / f"{name}{spelled}").is_file():
                 return folder / f"{name}{spelled}"
-    return folder / f"{name}{suffixes[0]}"
+    return folder / f"{name}{SUFFIXES[0]}"
 
 
 def mean_of(values: Sequence[float]) -> float:
