@@ -33,7 +33,6 @@ def main(args: argparse.Namespace) -> int:
     """Checks data, pictures and judge; prints what it finds."""
     if (args.judge_url is None) != (args.judge_model is None):
         raise UserError("--judge-url and --judge-model go together")
-    endpoint = endpoint_of(args) if args.judge_url is not None else None
     bench, dataset, items = open_data(args)
     print("\n".join(told(bench, dataset, items)))
     found = None
@@ -43,7 +42,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"{good} of {len(items)} items have a picture that can be judged")
         for line in lines(found):
             print(line)
-    if endpoint is not None:
+    if args.judge_url is not None:  # last, so that what is wrong with pictures is told too
+        endpoint = endpoint_of(args)
         print(f"judge: {endpoint.base_url} serves {probe(endpoint)}")
     return INCOMPLETE if found is not None and found.problems else 0
 

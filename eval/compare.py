@@ -7,6 +7,7 @@ frozen check-lists. Items without a score in either run are left out and counted
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Prints the comparison."""
+    if args.pass_at is not None and not math.isfinite(args.pass_at):
+        raise UserError(f"--pass-at {args.pass_at:g}: a score is expected")
     made = compare(Run.open(args.a), Run.open(args.b), args.pass_at)
     text = markdown(made)
     print(text)

@@ -7,13 +7,14 @@ judge cannot be reached.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from data.progress import Progress
-from eval.arguments import add_data, add_judge, endpoint_of, open_data, part_of, relative
+from eval.arguments import add_data, add_judge, add_price, endpoint_of, open_data, part_of, relative
 from eval.benchmarks.base import Benchmark, Dataset, Item, sha256_of
 from eval.check import probe, refuse, told
 from eval.pictures import Found, Survey, survey
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture-longest", type=int, default=1024, metavar="PIXELS",
                         help="pictures are sent no larger (default: %(default)s)")  # fmt: skip
     parser.add_argument("--picture-format", choices=("png", "jpeg"), default="png", help="(default: %(default)s)")
-    parser.add_argument("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the cost")
+    add_price(parser)
     parser.add_argument("--checklists", type=Path, metavar="FILE",
                         help="picworld: check-lists shared by several runs (default: the run's own)")  # fmt: skip
 
@@ -50,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     for name in ("repeats", "concurrency", "attempts", "picture_longest"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1")
-    if args.rate is not None and args.rate <= 0:
+    if args.rate is not None and not 0 < args.rate < math.inf:
         raise UserError(f"--rate {args.rate:g}: more than 0")
     endpoint = endpoint_of(args)
     bench, dataset, items = open_data(args)

@@ -70,7 +70,7 @@
       image.alt = title;
       link.append(image);
       figure.append(link);
-    } else figure.append(make("div", "no picture", "none"));
+    } else figure.append(make("div", thumb === null ? "changed since it was judged" : "no picture", "none"));
     figure.append(make("figcaption", title));
     return figure;
   };

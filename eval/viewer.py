@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,11 @@ def write_page(
     out: Path, bench: Benchmark, runs: Sequence[Run], reports: Sequence[dict[str, Any]], table: Table
 ) -> Path:
     """Writes the page; returns the path of index.html."""
-    items = {item.id: item for run in runs for item in run.items()[0]}
-    found = [run.items()[1] for run in runs]
+    judged = [run.items() for run in runs]
+    items = {item.id: item for some, _, _ in judged for item in some}
+    found = [each for _, each, _ in judged]
     results = [{result.id: result for result in run.results()} for run in runs]
-    thumbs = _thumbs(out, items.values(), found)
+    thumbs = _thumbs(out, _pictures(judged))
     ordered = list(items.values())
     categories = {name: number for number, name in enumerate(dict.fromkeys(item.category for item in ordered))}
     data = {
@@ -148,7 +149,7 @@ def _card(
     item: Item,
     found: Sequence[dict[str, Found]],
     results: Sequence[dict[str, Result]],
-    thumbs: dict[Path, str],
+    thumbs: Mapping[Path, str | None],
 ) -> dict[str, Any]:
     runs: list[dict[str, Any] | None] = []
     for pictures, verdicts in zip(found, results, strict=True):
@@ -200,15 +201,27 @@ def _cut(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({len(text) - LONGEST} more characters)"
 
 
-def _thumbs(out: Path, items: Any, found: Sequence[dict[str, Found]]) -> dict[Path, str]:
-    """Picture -> its small copy below the page; pictures that are gone or do not decode have none."""
-    paths = {each.path for some in found for each in some.values() if each.path is not None}
-    paths |= {path for item in items for path in item.references}
+def _pictures(judged: Sequence[tuple[list[Item], dict[str, Found], dict[Path, str]]]) -> dict[Path, str]:
+    """Every picture -> its SHA-256 when it was judged, "" where it was not there."""
+    made: dict[Path, str] = {}
+    for items, found, digests in judged:
+        made |= {each.path: each.sha256 for each in found.values() if each.path is not None}
+        made |= {path: digests.get(path, "") for item in items for path in item.references}
+    return made
 
-    def make(path: Path) -> str:
+
+def _thumbs(out: Path, pictures: Mapping[Path, str]) -> dict[Path, str | None]:
+    """Picture -> its small copy below the page; "" for one that is gone or does not decode, None for one that is not
+    what was judged any more.
+    """
+
+    def make(path: Path) -> str | None:
         if not path.is_file():
             return ""
-        name = f"thumbs/{digest(path)[:20]}.jpg"
+        sha256 = digest(path)
+        if pictures[path] not in ("", sha256):
+            return None
+        name = f"thumbs/{sha256[:20]}.jpg"
         if not (out / name).is_file():
             try:
                 write_bytes(out / name, THUMB.encode(open_picture(path)))
@@ -216,7 +229,7 @@ def _thumbs(out: Path, items: Any, found: Sequence[dict[str, Found]]) -> dict[Pa
                 return ""
         return name
 
-    ordered = sorted(paths)
+    ordered = sorted(pictures)
     with ThreadPoolExecutor(8) as pool:
         return dict(zip(ordered, pool.map(make, ordered), strict=True))
 

@@ -314,6 +314,12 @@ def test_what_is_no_text_is_refused_before_it_is_sent(tmp_path):
         benchmark("picworld").load(tmp_path)
 
 
+def test_what_is_no_number_is_refused_before_it_is_hashed(tmp_path):
+    (tmp_path / "manifest.jsonl").write_text('{"id": "a", "prompt": "b", "extra": {"year": NaN}}\n')
+    with pytest.raises(UserError, match="'a' holds NaN or Infinity"):
+        benchmark("picworld").load(tmp_path)
+
+
 def test_picworld_has_the_mean_over_prompts_and_that_of_categories():
     bench = benchmark("picworld")
     items = [Item(name, "p", category) for name, category in (("a", "x"), ("b", "x"), ("c", "y"))]

@@ -70,6 +70,19 @@ def test_the_page_holds_everything_by_reference(runs, tmp_path, capsys):
     assert "| Unify-Agent (Ours) (paper) | 0.770 |" in (tmp_path / "page/table.md").read_text()
 
 
+def test_a_picture_that_changed_since_it_was_judged_is_not_shown_beside_its_verdict(runs, tmp_path):
+    for name in ("run_alpha", "alpha"):
+        shutil.copytree(runs / name, tmp_path / name)
+    tools.picture(tmp_path / "alpha/1.png", "drawn anew")
+    (tmp_path / "alpha/2.png").unlink()
+    tools.command("report", tmp_path / "run_alpha", "--out", tmp_path / "page")
+    index = [item[0] for item in script(tmp_path / "page/data.js")["items"]]
+    cards = script(tmp_path / "page/cards/0.js")
+    thumb = {number: cards[index.index(number)]["runs"][0]["thumb"] for number in ("1", "2", "901")}
+    assert thumb["1"] is None and thumb["2"] == "" and thumb["901"].startswith("thumbs/")
+    assert len(list((tmp_path / "page/thumbs").iterdir())) == 6
+
+
 def test_text_from_outside_never_becomes_markup(runs, tmp_path):
     tools.command("report", runs / "run_alpha", "--out", tmp_path / "page")
     for path in (tmp_path / "page").rglob("*"):
@@ -196,6 +209,11 @@ def test_what_cannot_be_shown_is_refused_in_words(runs, tmp_path):
     (tmp_path / "half/report.json").unlink()
     with pytest.raises(UserError, match="no such report"):
         tools.command("report", tmp_path / "half")
+
+
+def test_a_mark_that_is_no_number_is_refused(runs):
+    with pytest.raises(UserError, match="--pass-at nan"):
+        tools.command("compare", runs / "run_alpha", runs / "run_beta", "--pass-at", "nan")
 
 
 def test_a_benchmark_without_printed_rows_has_no_paper_beside_it(tmp_path):

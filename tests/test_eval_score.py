@@ -93,6 +93,48 @@ def test_a_judge_that_misbehaves_once_costs_a_call_and_changes_no_score(fault, t
     assert usage["attempts"] == server.calls == expected and sum(usage["failures"].values()) == expected - 8
 
 
+@pytest.mark.parametrize("said", ["NaN", "Infinity", "1e999", "true", "null", '"much"', "[1]"])
+def test_what_is_no_grade_is_no_score(said, tmp_path):
+    data, images = wise_run(tmp_path)
+    text = f'{{"reason": "r", "consistency": {said}, "realism": 1, "aesthetic_quality": 1}}'
+    with ChatServer(lambda body: text) as server:
+        assert tools.score(server, "wise", data, images, tmp_path / "run", "--attempts", 1) == 3
+    assert {(r.status, r.kind) for r in Run.open(tmp_path / "run").results()} == {("unresolved", "malformed")}
+    row = total(tmp_path / "run")
+    assert (row["value"], row["low"], row["high"]) == (None, 0, 1)
+
+
+def test_a_judge_that_is_silent_once_is_asked_again(tmp_path):
+    data, images = wise_run(tmp_path)
+    silent = iter(["timeout"])
+
+    def fault(body, number):
+        return next(silent, None) if riddle(530) in texts(body) else None
+
+    with ChatServer(tools.judge, fault=fault) as server:
+        assert tools.score(server, "wise", data, images, tmp_path / "run", "--timeout", 4) == 0
+    usage = json.loads((tmp_path / "run/usage.json").read_text())
+    assert server.calls == usage["attempts"] == 9 and usage["failures"] == {"timeout": 1}
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--rate", "nan"], "--rate nan"), (["--rate", "-1"], "--rate -1"), (["--timeout", "inf"], "--timeout inf"),
+    (["--repeats", "0"], "at least 1"), (["--concurrency", "0"], "at least 1"),
+])  # fmt: skip
+def test_a_number_that_makes_no_sense_is_refused(more, message, tmp_path):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge) as server, pytest.raises(UserError, match=message):
+        tools.score(server, "wise", data, images, tmp_path / "run", *more)
+    assert server.calls == 0
+
+
+@pytest.mark.parametrize("price", ["nan", "-1", "much"])
+def test_a_price_is_a_number_from_zero_on(price, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        tools.command("rescore", tmp_path, "--price", "1", price)
+    assert caught.value.code == 2 and price in capsys.readouterr().err
+
+
 def test_what_has_no_score_is_named_and_the_total_is_an_interval(tmp_path, capsys):
     data, images = wise_run(tmp_path, skip=("901",))
 

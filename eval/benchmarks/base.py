@@ -192,9 +192,11 @@ class Benchmark(ABC):
             if not place.parts or place.is_absolute() or ".." in place.parts:
                 raise UserError(f"{path}: the id {item.id!r} leads out of the folder of pictures")
             try:
-                json.dumps(item.content(), ensure_ascii=False).encode()
+                json.dumps(item.content(), ensure_ascii=False, allow_nan=False).encode()
             except UnicodeEncodeError:
                 raise UserError(f"{path}: the item {item.id!a} holds half a surrogate pair: no text") from None
+            except ValueError:
+                raise UserError(f"{path}: the item {item.id!a} holds NaN or Infinity: no number of JSON") from None
             seen.add(item.id)
         return dataset
 
