@@ -66,9 +66,11 @@ def main(args: argparse.Namespace) -> int:
         print("\n".join(told(bench, dataset, items)))
         run = Run.start(args.out, facts)
         run.write_items(items, _with_broken_references(found), digests_of(items))
-        results = _judged(run, bench, endpoint, log, args)
-    if args.checklists is not None:
-        bench.copy_kept(run.folder / CHECKLISTS, items)
+        try:
+            results = _judged(run, bench, endpoint, log, args)
+        finally:  # also of a run that was given up: it can be looked at
+            if args.checklists is not None:
+                bench.copy_kept(run.folder / CHECKLISTS, items)
     return finish(run, bench, results, args.price)
 
 

@@ -215,6 +215,15 @@ def test_how_pictures_are_sent_is_chosen_and_recorded(tmp_path):
     assert report["judge"]["served"] == "judge" and report["judge"]["answered_as"] == ["judge-2026"]
 
 
+def test_a_judge_that_is_exchanged_within_a_run_is_told(tmp_path, capsys):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge) as server:
+        complete = server._completion
+        server._completion = lambda body, reply: complete(body, reply) | {"model": f"m-{min(server.calls, 5) // 5}"}
+        tools.score(server, "wise", data, images, tmp_path / "run", "--concurrency", 1)
+    assert "Several judges answered, their scores are mixed: m-0, m-1." in capsys.readouterr().out
+
+
 def test_a_part_is_spread_over_the_categories_and_called_a_part(tmp_path, capsys):
     data, images = wise_run(tmp_path)
     with ChatServer(tools.judge) as server:
