@@ -3,8 +3,8 @@
     {"wise-legacy": "0c5e...", "wise-verified": ["71aa...", "b3d0..."]}
 
 A name stands for one hash or several, each the SHA-256 that `check` prints. With a table a data set that is not in it
-is refused, so that all who share the table score the same prompts. None comes with the project: the official files
-cannot be fetched while it is built, and a hash that nobody could compute would only look like knowledge.
+is refused, so that all who share the table score the same prompts. No table comes with the project, since none of the
+official files does.
 """
 
 from __future__ import annotations

@@ -167,6 +167,15 @@ def test_kitten_keeps_its_two_grades_apart_until_the_end(tmp_path):
     assert found["total", "score"] == pytest.approx((found["total", "text"] + found["total", "entity"]) / 2)
 
 
+def test_the_worst_that_an_open_item_can_be_is_the_least_of_its_scale(tmp_path):
+    bench = benchmark("kitten")
+    items = bench.load(tools.kitten(tmp_path)).items
+    grades = {"score": 5.0, "text": 5.0, "entity": 5.0}
+    results = [Result(i.id, "ok", grades) if i.id != "q3" else Result(i.id, "unresolved") for i in items]
+    found = next(t for t in totals(bench, items, results) if t.level == "total" and t.measure == "score")
+    assert (found.value, found.low, found.high) == (None, pytest.approx((5 + 5 + 1) / 3), pytest.approx(5))
+
+
 def test_kitten_is_read_by_domain_under_other_names_and_with_pictures_in_folders(tmp_path):
     record = {"prompt_id": 7, "entity_name": "Robin DR400", "wikidata_id": "Q1", "text": "a DR400 over snow", "more": 1}
     (tmp_path / "aircraft.json").write_text(json.dumps([record]))
