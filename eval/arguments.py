@@ -62,6 +62,7 @@ def add_judge(parser: argparse.ArgumentParser, required: bool) -> None:
 
 def endpoint_of(args: argparse.Namespace) -> Endpoint:
     """The judge's endpoint. Raises UserError."""
+
     def constant(name: str) -> Any:
         raise ValueError(f"{name} is no number of JSON")
 
@@ -80,9 +81,7 @@ def endpoint_of(args: argparse.Namespace) -> Endpoint:
 
 def add_price(parser: argparse.ArgumentParser) -> None:
     """What tokens cost."""
-    parser.add_argument(
-        "--price", type=price, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the cost"
-    )
+    parser.add_argument("--price", type=price, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the cost")
 
 
 def price(text: str) -> float:

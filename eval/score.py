@@ -120,9 +120,7 @@ def _with_broken_references(found: Survey) -> Survey:
     ))  # fmt: skip
 
 
-def _judged(
-    run: Run, bench: Benchmark, endpoint: Endpoint, log: CallLog, args: argparse.Namespace
-) -> list[Result]:
+def _judged(run: Run, bench: Benchmark, endpoint: Endpoint, log: CallLog, args: argparse.Namespace) -> list[Result]:
     bench.keep_in(args.checklists or run.folder / CHECKLISTS)
     items, found, digests = run.items()
     with (

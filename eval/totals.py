@@ -101,9 +101,8 @@ def composed(
         {t.measure: t for t in _linear(benchmark, level, name, some, "items", results)} for some in groups.values()
     ]
 
-    def mean(bound: Literal["value", "low", "high"], measure: str) -> float:
-        known = [getattr(part[measure], bound) if measure in part else benchmark.absent for part in parts]
-        return mean_of(known)
+    def mean(bound: str, measure: str) -> float:
+        return mean_of([getattr(part[measure], bound) if measure in part else benchmark.absent for part in parts])
 
     made = []
     complete = all(results[item.id].status == "ok" for item in items)

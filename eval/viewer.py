@@ -50,7 +50,9 @@ def write_page(
     items = {item.id: item for some, _, _ in judged for item in some}
     found = [each for _, each, _ in judged]
     results = [{result.id: result for result in run.results()} for run in runs]
-    thumbs = _thumbs(out, _pictures(judged))
+    digests = {path: sha256 for _, _, some in judged for path, sha256 in some.items()}
+    shown = {(each.path, each.sha256) for some in found for each in some.values() if each.path is not None}
+    thumbs = _thumbs(out, shown | {(path, digests[path]) for item in items.values() for path in item.references})
     ordered = list(items.values())
     categories = {name: number for number, name in enumerate(dict.fromkeys(item.category for item in ordered))}
     data = {
@@ -68,7 +70,7 @@ def write_page(
     write_script(out / "data.js", "DATA", data)
     for number in range(0, len(ordered), CHUNK):
         part, place = ordered[number : number + CHUNK], number // CHUNK
-        cards = [_card(out, item, found, results, thumbs) for item in part]
+        cards = [_card(out, item, found, results, digests, thumbs) for item in part]
         details = [[_detail(f.get(i.id), r.get(i.id)) for f, r in zip(found, results, strict=True)] for i in part]
         write_script(out / "cards" / f"{place}.js", f"CARDS[{place}]", cards)
         write_script(out / "details" / f"{place}.js", f"DETAILS[{place}]", details)
@@ -149,7 +151,8 @@ def _card(
     item: Item,
     found: Sequence[dict[str, Found]],
     results: Sequence[dict[str, Result]],
-    thumbs: Mapping[Path, str | None],
+    digests: Mapping[Path, str],
+    thumbs: Mapping[tuple[Path, str], str | None],
 ) -> dict[str, Any]:
     runs: list[dict[str, Any] | None] = []
     for pictures, verdicts in zip(found, results, strict=True):
@@ -161,13 +164,13 @@ def _card(
         runs.append({
             "kind": result.kind, "detail": result.detail,
             "scores": {name: round(value, 6) for name, value in result.scores.items()}, "differs": result.differs,
-            "flags": result.flags, "thumb": thumbs.get(path, "") if path else "",
+            "flags": result.flags, "thumb": thumbs[path, picture.sha256] if path else "",
             "file": _relative(path, out) if path else "",
         })  # fmt: skip
     return {
         "group": item.group,
         "extra": {key: value for key, value in item.extra.items() if value not in ("", [], None)},
-        "references": [[thumbs.get(p, ""), _relative(p, out)] for p in item.references], "runs": runs,
+        "references": [[thumbs[p, digests[p]], _relative(p, out)] for p in item.references], "runs": runs,
     }  # fmt: skip
 
 
@@ -201,25 +204,18 @@ def _cut(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({len(text) - LONGEST} more characters)"
 
 
-def _pictures(judged: Sequence[tuple[list[Item], dict[str, Found], dict[Path, str]]]) -> dict[Path, str]:
-    """Every picture -> its SHA-256 when it was judged, "" where it was not there."""
-    made: dict[Path, str] = {}
-    for items, found, digests in judged:
-        made |= {each.path: each.sha256 for each in found.values() if each.path is not None}
-        made |= {path: digests.get(path, "") for item in items for path in item.references}
-    return made
+def _thumbs(out: Path, pictures: set[tuple[Path, str]]) -> dict[tuple[Path, str], str | None]:
+    """(picture, its SHA-256 when it was judged, "" when it was not there) -> its small copy below the page.
 
-
-def _thumbs(out: Path, pictures: Mapping[Path, str]) -> dict[Path, str | None]:
-    """Picture -> its small copy below the page; "" for one that is gone or does not decode, None for one that is not
-    what was judged any more.
+    "" for one that is gone or does not decode, None for one that is not what was judged any more.
     """
 
-    def make(path: Path) -> str | None:
+    def make(picture: tuple[Path, str]) -> str | None:
+        path, judged = picture
         if not path.is_file():
             return ""
         sha256 = digest(path)
-        if pictures[path] not in ("", sha256):
+        if judged not in ("", sha256):
             return None
         name = f"thumbs/{sha256[:20]}.jpg"
         if not (out / name).is_file():

@@ -375,5 +375,3 @@ def test_a_total_lies_within_its_interval_whatever_is_missing(drawn):
         assert a.low - 1e-9 <= b.value <= a.high + 1e-9
         assert (a.value is None) == (a.resolved < a.n)
         assert a.value is None or a.low == pytest.approx(a.value) == pytest.approx(a.high)
-
-

@@ -83,6 +83,18 @@ def test_a_picture_that_changed_since_it_was_judged_is_not_shown_beside_its_verd
     assert len(list((tmp_path / "page/thumbs").iterdir())) == 6
 
 
+def test_two_runs_of_one_folder_each_show_only_what_they_judged(tmp_path):
+    data = tools.wise(tmp_path / "data")
+    with ChatServer(tools.judge) as server:
+        for name in ("before", "after"):
+            images = tools.draw("wise", data, tmp_path / "images", seed=name)
+            tools.score(server, "wise", data, images, tmp_path / name, "--name", name)
+    tools.command("report", tmp_path / "before", tmp_path / "after", "--out", tmp_path / "page")
+    for card in script(tmp_path / "page/cards/0.js"):
+        first, second = (run["thumb"] for run in card["runs"])
+        assert first is None and second.startswith("thumbs/")
+
+
 def test_text_from_outside_never_becomes_markup(runs, tmp_path):
     tools.command("report", runs / "run_alpha", "--out", tmp_path / "page")
     for path in (tmp_path / "page").rglob("*"):
