@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from eval.benchmarks import BENCHMARKS, benchmark
 from eval.benchmarks.base import Benchmark, Dataset, Item
+from eval.editions import named
 from eval.run import chosen
 from unify_agent.errors import UserError
 from unify_agent.judging import Endpoint
@@ -24,6 +26,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--references", type=Path, metavar="DIR", help="true pictures, where they are not beside the data"
     )
+    parser.add_argument("--editions", type=Path, metavar="FILE", help="table of hashes that the data must be one of")
     parser.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="of the benchmark (picworld)"
     )
@@ -41,6 +44,8 @@ def open_data(args: argparse.Namespace) -> tuple[Benchmark, Dataset, list[Item]]
         options[key] = value
     bench = benchmark(args.bench, options)
     dataset = bench.load(args.data, args.references)
+    if args.editions is not None:
+        dataset = named(dataset, args.editions)
     ids = args.ids.split(",") if args.ids is not None else None
     return bench, dataset, chosen(dataset.items, args.limit, ids)
 
@@ -57,17 +62,34 @@ def add_judge(parser: argparse.ArgumentParser, required: bool) -> None:
 
 def endpoint_of(args: argparse.Namespace) -> Endpoint:
     """The judge's endpoint. Raises UserError."""
+
+    def constant(name: str) -> Any:
+        raise ValueError(f"{name} is no number of JSON")
+
     try:
-        extra: Any = json.loads(args.judge_extra or "{}")
+        extra: Any = json.loads(args.judge_extra or "{}", parse_constant=constant)
     except ValueError as error:
         raise UserError(f"--judge-extra: not JSON ({error})") from None
     if not isinstance(extra, dict):
         raise UserError("--judge-extra: an object is expected")
-    if args.timeout <= 0:
+    if not 0 < args.timeout < math.inf:
         raise UserError(f"--timeout {args.timeout:g}: more than 0")
     return Endpoint.parse(
         args.judge_url, args.judge_model, key_env=args.judge_key_env, timeout=args.timeout, extra=extra
     )
+
+
+def add_price(parser: argparse.ArgumentParser) -> None:
+    """What tokens cost."""
+    parser.add_argument("--price", type=price, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the cost")
+
+
+def price(text: str) -> float:
+    """A price of a million tokens. Raises ArgumentTypeError, or ValueError for what is no number."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: a price is a number from 0 on")
+    return value
 
 
 def part_of(dataset: Dataset, items: Sequence[Item]) -> list[str] | None:

@@ -17,7 +17,7 @@ from eval.benchmarks.base import Benchmark, Dataset, Item
 from eval.pictures import Survey, lines, survey
 from eval.results import INCOMPLETE, JUDGE_DOWN
 from unify_agent.errors import UserError
-from unify_agent.judging import ChatClient, ChatError, Endpoint
+from unify_agent.judging import CallLog, ChatClient, ChatError, Endpoint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,6 @@ def main(args: argparse.Namespace) -> int:
     """Checks data, pictures and judge; prints what it finds."""
     if (args.judge_url is None) != (args.judge_model is None):
         raise UserError("--judge-url and --judge-model go together")
-    endpoint = endpoint_of(args) if args.judge_url is not None else None
     bench, dataset, items = open_data(args)
     print("\n".join(told(bench, dataset, items)))
     found = None
@@ -43,7 +42,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"{good} of {len(items)} items have a picture that can be judged")
         for line in lines(found):
             print(line)
-    if endpoint is not None:
+    if args.judge_url is not None:  # last, so that what is wrong with pictures is told too
+        endpoint = endpoint_of(args)
         print(f"judge: {endpoint.base_url} serves {probe(endpoint)}")
     return INCOMPLETE if found is not None and found.problems else 0
 
@@ -52,16 +52,19 @@ def told(bench: Benchmark, dataset: Dataset, items: Sequence[Item]) -> list[str]
     """What the data set is: edition, hash, items by category."""
     counts = Counter(item.category for item in items)
     return [
-        f"{bench.title}: {dataset.variant}, {len(dataset.items)} items, sha256 {dataset.sha256[:12]}",
+        f"{bench.title}: {dataset.variant}, {len(dataset.items)} items, sha256 {dataset.sha256}",
         *(f"note: {note}" for note in dataset.notes),
         f"{len(items)} items asked for: {', '.join(f'{name} {n}' for name, n in counts.items())}",
     ]
 
 
-def probe(endpoint: Endpoint) -> str:
-    """The name under which the judge is served. Raises UserError with exit code 4."""
+def probe(endpoint: Endpoint, log: CallLog | None = None) -> str:
+    """The name under which the judge is served. What it takes to know it goes to `log`.
+
+    Raises UserError with exit code 4.
+    """
     try:
-        with ChatClient(endpoint) as client:
+        with ChatClient(endpoint, log=log) as client:
             return client.probe()
     except ChatError as error:
         raise UserError(f"the judge at {endpoint.base_url}: {error}", JUDGE_DOWN) from None

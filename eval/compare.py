@@ -7,6 +7,7 @@ frozen check-lists. Items without a score in either run are left out and counted
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Prints the comparison."""
+    if args.pass_at is not None and not math.isfinite(args.pass_at):
+        raise UserError(f"--pass-at {args.pass_at:g}: a score is expected")
     made = compare(Run.open(args.a), Run.open(args.b), args.pass_at)
     text = markdown(made)
     print(text)
@@ -63,12 +66,12 @@ def compare(a: Run, b: Run, pass_at: float | None = None) -> dict[str, Any]:
     bench = a.benchmark()
     measure = bench.measures[0]
     at = middle(measure) if pass_at is None else pass_at
-    scores = [{r.id: r.scores[measure.name] for r in run.results() if r.status == "ok"} for run in (a, b)]
+    first, second = ({r.id: r.scores[measure.name] for r in run.results() if r.status == "ok"} for run in (a, b))
     items = a.items()[0]
-    both = [item for item in items if item.id in scores[0] and item.id in scores[1]]
+    both = [item for item in items if item.id in first and item.id in second]
     if not both:
         raise UserError(f"{a.folder} and {b.folder} have no scored item in common")
-    change = {item.id: scores[1][item.id] - scores[0][item.id] for item in both}
+    change = {item.id: second[item.id] - first[item.id] for item in both}
     ordered = sorted(change, key=lambda item_id: (change[item_id], item_id))
     return {
         "a": reports[0]["name"],
@@ -79,22 +82,24 @@ def compare(a: Run, b: Run, pass_at: float | None = None) -> dict[str, Any]:
         "digits": digits_of(bench),
         "left_out": len({i.id for i in items} | {i.id for i in b.items()[0]}) - len(both),
         "pass_at": at,
-        "rows": {name: p.as_dict() for name, p in _rows(bench, both, scores, at).items()},
+        "rows": {name: p.as_dict() for name, p in _rows(bench, both, first, second, at).items()},
         "worse": [[i, round(change[i], 6)] for i in ordered[:MOST] if change[i] < 0],
         "better": [[i, round(change[i], 6)] for i in reversed(ordered[-MOST:]) if change[i] > 0],
-        "gained": [i for i in change if scores[0][i] < at <= scores[1][i]],
-        "lost": [i for i in change if scores[1][i] < at <= scores[0][i]],
+        "gained": [i for i in change if first[i] < at <= second[i]],
+        "lost": [i for i in change if second[i] < at <= first[i]],
     }
 
 
-def _rows(bench: Benchmark, items: Sequence[Item], scores: Sequence[dict[str, float]], at: float) -> dict[str, Paired]:
+def _rows(
+    bench: Benchmark, items: Sequence[Item], a: dict[str, float], b: dict[str, float], at: float
+) -> dict[str, Paired]:
     parts: dict[str, list[Item]] = {}
     for item in items:
         parts.setdefault(item.category, []).append(item)
-    rows = {name: paired(some, *scores, {i.id: 1 / len(some) for i in some}, False, at) for name, some in parts.items()}
+    rows = {name: paired(some, a, b, {i.id: 1 / len(some) for i in some}, False, at) for name, some in parts.items()}
     weighed = weights(items, bench.mean) if bench.overall else None
     if weighed is not None:
-        rows["Total"] = paired(items, *scores, weighed, bench.mean != "items", at)
+        rows["Mean of items" if bench.composed else "Total"] = paired(items, a, b, weighed, bench.mean != "items", at)
     return rows
 
 

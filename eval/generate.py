@@ -61,6 +61,8 @@ def main(args: argparse.Namespace) -> int:
     study = Study(args.variant)
     bench, dataset, items = open_data(args)
     check_stamp(args.out, dataset)
+    if silent := next((item.id for item in items if not item.prompt), None):
+        raise UserError(f"{args.data}: {silent} has no prompt to draw")
     if args.search is None and any(study.searches(item) for item in items):
         raise UserError(f"--variant {study.name} searches: give --search, such as index:DIR")
     search = NoSearch() if args.search is None else open_backend(args.search)

@@ -13,13 +13,12 @@ from typing import Any
 
 from PIL import Image
 
-from eval.benchmarks.base import Benchmark, Dataset, Item
+from eval.benchmarks.base import SUFFIXES, Benchmark, Dataset, Item
 from unify_agent.errors import UserError
 from unify_agent.files import digest, read_json
 from unify_agent.interleave.segments import Unusable
 from unify_agent.interleave.transforms import open_picture
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 ASIDE = frozenset({"intermediate", "tmp", "gt"})
 """Folders of an agent's record that hold other pictures than its results."""
 NAMED = 50
@@ -130,7 +129,7 @@ def _find(benchmark: Benchmark, item: Item, images: Path, there: dict[str, list[
         return Found(item.id, problem="corrupt", detail=f"{name}: {why}")
     trajectory = next((images / name for name in benchmark.trajectories(item) if (images / name).is_file()), None)
     said = prompt_of(path, trajectory)
-    if said is not None and said.strip() != item.prompt.strip():
+    if said is not None and item.prompt and said.strip() != item.prompt.strip():
         return Found(item.id, problem="other_prompt", detail=f"{name}: made for another prompt: {said[:60]!r}")
     return Found(item.id, path, digest(path), trajectory)
 

@@ -6,6 +6,7 @@ Several runs stand side by side when one judge scored them all on the same data.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from eval.compare import same_judge
@@ -25,17 +26,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Writes the page and says where it is."""
-    runs = [Run.open(path) for path in args.runs]
+    out = args.out or args.runs[0] / "page"
+    index = write([Run.open(path) for path in args.runs], out, args.paper)
+    print((out / "table.md").read_text(encoding="utf-8"))
+    print(index)
+
+
+def write(runs: Sequence[Run], out: Path, paper: bool) -> Path:
+    """Writes tables and page of the runs to `out`; returns the path of index.html.
+
+    Raises UserError for runs that may not stand side by side.
+    """
     reports = [run.report() for run in runs]
     names = [report["name"] for report in reports]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two runs are called {twice!r}; give one of them another --name when it is scored")
     same_judge(reports)
     bench = runs[0].benchmark()
-    table = table_of(bench, reports, args.paper)
-    out = args.out or runs[0].folder / "page"
+    table = table_of(bench, reports, paper)
     write_json(out / "table.json", as_data(table))
     write_text(out / "table.csv", as_csv(table))
     write_text(out / "table.md", markdown(table))
-    print(markdown(table))
-    print(write_page(out, bench, runs, reports, table))
+    return write_page(out, bench, runs, reports, table)

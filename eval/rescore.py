@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from eval.arguments import add_price
 from eval.run import CALLS, CHECKLISTS, Run
 from eval.score import finish
 from eval.scoring import score_items
@@ -20,7 +21,7 @@ NOWHERE = "http://localhost/v1"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the cost")
+    add_price(parser)
 
 
 def main(args: argparse.Namespace) -> int:

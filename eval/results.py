@@ -137,6 +137,8 @@ def summary(report: dict[str, Any]) -> list[str]:
         f"pictures {judge['pictures']['format']} up to {judge['pictures']['longest']}, seed {judge['seed']}.",
         f"{coverage['ok']} ok, {coverage['unresolved']} unresolved, {coverage['missing']} missing.",
     ]
+    if len(judge["answered_as"]) > 1:
+        lines.append(f"Several judges answered, their scores are mixed: {', '.join(judge['answered_as'])}.")
     if report["reasons"]:
         lines.append("Without a score: " + "; ".join(f"{kind} {n}" for kind, n in report["reasons"].items()) + ".")
     lines.append(f"The judge's own sums differ from ours in {report['arithmetic_differs']} items.")

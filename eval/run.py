@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from eval.benchmarks import benchmark
-from eval.benchmarks.base import Benchmark, Item
+from eval.benchmarks.base import Benchmark, Item, sha256_of
 from eval.pictures import Found, Survey
 from eval.scoring import Result
 from unify_agent.errors import UserError
@@ -60,6 +60,13 @@ class Run:
         pinned(folder / RUN, facts, "a run")
         return cls(folder, facts)
 
+    @classmethod
+    def refuse_another(cls, folder: Path, facts: dict[str, Any]) -> None:
+        """Raises UserError when the folder holds another run. `facts` lack only what the judge will say of itself."""
+        if (folder / RUN).is_file():
+            served = (cls.open(folder).facts.get("judge") or {}).get("served")
+            pinned(folder / RUN, facts | {"judge": facts["judge"] | {"served": served}}, "a run")
+
     def benchmark(self) -> Benchmark:
         """The benchmark with the run's options. Raises UserError when its questions have changed since."""
         made = benchmark(self.facts["benchmark"], self.facts["options"])
@@ -89,7 +96,10 @@ class Run:
         write_text(self.folder / ITEMS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
     def items(self) -> tuple[list[Item], dict[str, Found], dict[Path, str]]:
-        """The items, their pictures, and the digests of references, as they were when they were judged."""
+        """The items, their pictures, and the digests of references, as they were when they were judged.
+
+        Raises UserError when they are not those that the run was started with.
+        """
         items: list[Item] = []
         found: dict[str, Found] = {}
         digests: dict[Path, str] = {}
@@ -100,6 +110,9 @@ class Run:
                               row["extra"]))  # fmt: skip
             picture, trajectory = (row[name] and self.folder / row[name] for name in ("picture", "trajectory"))
             found[row["id"]] = Found(row["id"], picture, row["sha256"], trajectory, row["problem"], row["detail"])
+        if sha256_of(items) != self.facts["data"]["chosen_sha256"]:
+            raise UserError(f"{self.folder / ITEMS}: holds other prompts than {RUN} beside it tells of; its scores "
+                            "belong to neither")  # fmt: skip
         return items, found, digests
 
     def write_results(self, results: Sequence[Result]) -> None:

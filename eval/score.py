@@ -7,14 +7,15 @@ judge cannot be reached.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from data.progress import Progress
-from eval.arguments import add_data, add_judge, endpoint_of, open_data, part_of, relative
-from eval.benchmarks.base import Benchmark, Dataset, Item
+from eval.arguments import add_data, add_judge, add_price, endpoint_of, open_data, part_of, relative
+from eval.benchmarks.base import Benchmark, Dataset, Item, sha256_of
 from eval.check import probe, refuse, told
 from eval.pictures import Found, Survey, survey
 from eval.results import INCOMPLETE, JUDGE_DOWN, assemble, markdown, spent, write_report, write_usage
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture-longest", type=int, default=1024, metavar="PIXELS",
                         help="pictures are sent no larger (default: %(default)s)")  # fmt: skip
     parser.add_argument("--picture-format", choices=("png", "jpeg"), default="png", help="(default: %(default)s)")
-    parser.add_argument("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the cost")
+    add_price(parser)
     parser.add_argument("--checklists", type=Path, metavar="FILE",
                         help="picworld: check-lists shared by several runs (default: the run's own)")  # fmt: skip
 
@@ -50,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     for name in ("repeats", "concurrency", "attempts", "picture_longest"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1")
-    if args.rate is not None and args.rate <= 0:
+    if args.rate is not None and not 0 < args.rate < math.inf:
         raise UserError(f"--rate {args.rate:g}: more than 0")
     endpoint = endpoint_of(args)
     bench, dataset, items = open_data(args)
@@ -58,13 +59,18 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(f"--checklists: {bench.name} has none")
     found = survey(bench, dataset, args.images, items)
     refuse(found, args.partial)
-    served = probe(endpoint)
-    print("\n".join(told(bench, dataset, items)))
-    run = Run.start(args.out, _facts(args, bench, dataset, items, endpoint, served))
-    run.write_items(items, _with_broken_references(found), digests_of(items))
-    results = _judged(run, bench, endpoint, args)
-    if args.checklists is not None:
-        bench.copy_kept(run.folder / CHECKLISTS, items)
+    facts = _facts(args, bench, dataset, items, endpoint)
+    Run.refuse_another(args.out, facts)
+    with CallLog(args.out / CALLS) as log:
+        facts["judge"]["served"] = probe(endpoint, log)
+        print("\n".join(told(bench, dataset, items)))
+        run = Run.start(args.out, facts)
+        run.write_items(items, _with_broken_references(found), digests_of(items))
+        try:
+            results = _judged(run, bench, endpoint, log, args)
+        finally:  # also of a run that was given up: it can be looked at
+            if args.checklists is not None:
+                bench.copy_kept(run.folder / CHECKLISTS, items)
     return finish(run, bench, results, args.price)
 
 
@@ -83,8 +89,9 @@ def finish(run: Run, bench: Benchmark, results: Sequence[Result], price: Sequenc
 
 
 def _facts(
-    args: argparse.Namespace, bench: Benchmark, dataset: Dataset, items: Sequence[Item], endpoint: Endpoint, served: str
+    args: argparse.Namespace, bench: Benchmark, dataset: Dataset, items: Sequence[Item], endpoint: Endpoint
 ) -> dict[str, Any]:
+    """What makes the run, all but the name under which the judge is served."""
     return {
         "name": args.name or args.images.resolve().name,
         "benchmark": bench.name,
@@ -92,11 +99,11 @@ def _facts(
         "template_sha256": bench.template_sha256,
         "data": {
             "variant": dataset.variant, "sha256": dataset.sha256, "all": len(dataset.items),
-            "chosen": part_of(dataset, items),
+            "chosen": part_of(dataset, items), "chosen_sha256": sha256_of(items),
         },
         "images": relative(args.images, args.out),
         "judge": {
-            "model": endpoint.model, "served": served, "temperature": 0.0, "seed": args.seed,
+            "model": endpoint.model, "temperature": 0.0, "seed": args.seed,
             "extra": dict(endpoint.extra),
             "pictures": asdict(PicturePolicy(args.picture_longest, args.picture_format)),
         },
@@ -113,11 +120,10 @@ def _with_broken_references(found: Survey) -> Survey:
     ))  # fmt: skip
 
 
-def _judged(run: Run, bench: Benchmark, endpoint: Endpoint, args: argparse.Namespace) -> list[Result]:
+def _judged(run: Run, bench: Benchmark, endpoint: Endpoint, log: CallLog, args: argparse.Namespace) -> list[Result]:
     bench.keep_in(args.checklists or run.folder / CHECKLISTS)
     items, found, digests = run.items()
     with (
-        CallLog(run.folder / CALLS) as log,
         ChatClient(endpoint, args.concurrency, args.attempts, log, args.rate) as client,
         Progress("judging", len(items), "items") as progress,
     ):

@@ -92,9 +92,9 @@ def score_items(
 ) -> list[Result]:
     """Results in the order of the items. `digests`: SHA-256 of every reference.
 
-    Raises ChatError when the judge lets nobody in, or when more items in a row than there are calls at a time find it
-    out of reach: what was answered is in the log, and the same run continues there. Raises UserError for a picture
-    that is not what it was when it was found.
+    Raises ChatError when the judge lets nobody in, when more items in a row than there are calls at a time find it out
+    of reach, or when some do and in the end it does not answer a greeting either: what was answered is in the log, and
+    the same run continues there. Raises UserError for a picture that is not what it was when it was found.
     """
     live = client.log is None or not client.log.replay
 
@@ -112,6 +112,13 @@ def score_items(
             raise ChatError("unreachable", f"{silent} items in a row got no answer, the last: {result.detail}")
         results[number] = result
         on_result(result)
+    without = sum(result.kind in DOWN for result in results.values())
+    if live and without:
+        try:
+            client.greet()
+        except ChatError as error:
+            said = f"{without} items got no answer, nor does a greeting now: {error.detail}"
+            raise ChatError(error.kind, said) from None
     return [results[number] for number in range(len(items))]
 
 
@@ -146,11 +153,11 @@ def _score(
         finally:
             tokens = [a + b for a, b in zip(tokens, ask.tokens, strict=True)]
         trail += [step | {"repeat": number} for step in ask.steps]
-    names = list(marks[0].scores)
+    names = dict.fromkeys(name for each in marks for name in each.scores)
     return Result(
         item.id,
         "ok",
-        {name: mean_of([each.scores[name] for each in marks]) for name in names},
+        {name: mean_of([each.scores[name] for each in marks if name in each.scores]) for name in names},
         differs=tuple(dict.fromkeys(d for each in marks for d in each.differs)),
         flags=tuple(dict.fromkeys(f for each in marks for f in each.flags)),
         repeats=tuple(dict(each.scores) for each in marks) if repeats > 1 else (),

@@ -2,7 +2,8 @@
 worst and the best that the unresolved and missing ones could be.
 
 Every total is linear in the items' scores, so it is a set of weights: 1 / n, 1 / (categories x n of the category), or
-the benchmark's share of the category / n of the category. The 95 % intervals resample items.
+the benchmark's share of the category / n of the category. Where the main score is made of the means of other measures
+(`Benchmark.composed`), that holds for each of them. The 95 % intervals resample items.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from eval.benchmarks.base import Benchmark, Item, Measure
+from eval.benchmarks.base import Benchmark, Item, Measure, mean_of
 from eval.scoring import Result
 
 DRAWS = 2000
@@ -61,12 +62,78 @@ def totals(benchmark: Benchmark, items: Sequence[Item], results: Sequence[Result
     by_id = {result.id: result for result in results}
     made: list[Total] = []
     for level, name, members, mean in _levels(benchmark, items):
-        for measure in benchmark.measures:
-            some = [item for item in members if benchmark.applies(item, measure.name)]
-            weighed = weights(some, mean) if some else None
-            if weighed is not None:
-                made.append(_total(level, name, measure, some, weighed, by_id, mean != "items"))
+        if benchmark.composed and level != "category":
+            made += composed(benchmark, level, name, members, by_id)
+        else:
+            made += _linear(benchmark, level, name, members, mean, by_id)
     return made
+
+
+def _linear(
+    benchmark: Benchmark, level: Level, name: str, items: Sequence[Item], mean: str | Mapping[str, float],
+    results: Mapping[str, Result],
+) -> list[Total]:  # fmt: skip
+    made = []
+    for measure in benchmark.measures:
+        some = [item for item in items if benchmark.applies(item, measure.name) and _has(results[item.id], measure)]
+        weighed = weights(some, mean) if some else None
+        if weighed is not None:
+            made.append(_total(level, name, measure, some, weighed, results, mean != "items"))
+    return made
+
+
+def _has(result: Result, measure: Measure) -> bool:
+    """Whether the item has the measure, as far as it is known: what it was judged not to have is in no mean."""
+    return result.status != "ok" or measure.name in result.scores
+
+
+def composed(
+    benchmark: Benchmark, level: Level, name: str, items: Sequence[Item], results: Mapping[str, Result]
+) -> list[Total]:
+    """The totals of a group, or of all groups, whose main score is made of the means of other measures."""
+    groups: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[item.group].append(item)
+    if level == "total" and set(groups) != set(benchmark.composed_of):
+        return []
+    main = benchmark.measures[0]
+    parts = [
+        {t.measure: t for t in _linear(benchmark, level, name, some, "items", results)} for some in groups.values()
+    ]
+
+    def mean(bound: str, measure: str) -> float:
+        return mean_of([getattr(part[measure], bound) if measure in part else benchmark.absent for part in parts])
+
+    made = []
+    complete = all(results[item.id].status == "ok" for item in items)
+    for measure in benchmark.measures:
+        weighed = benchmark.composed if measure is main else {measure.name: 1.0}
+        low, high = (sum(w * mean(bound, m) for m, w in weighed.items()) for bound in ("low", "high"))
+        n, resolved = (sum(getattr(p[measure.name], key) for p in parts if measure.name in p)
+                       for key in ("n", "resolved"))  # fmt: skip
+        ci = _composed_interval(benchmark, weighed, list(groups.values()), results) if complete else (None, None)
+        if n:
+            made.append(Total(level, name, measure.name, low if complete else None, low, high, n, resolved, *ci))
+    return made
+
+
+def _composed_interval(
+    benchmark: Benchmark, weighed: Mapping[str, float], groups: Sequence[Sequence[Item]], results: Mapping[str, Result]
+) -> tuple[float, float] | tuple[None, None]:
+    """95 % bootstrap interval over items, resampled within their groups; the seed is fixed."""
+    if min(len(some) for some in groups) < 2:
+        return None, None
+    random = np.random.Generator(np.random.Philox(0))
+    sums = np.zeros(DRAWS)
+    for some in groups:
+        drawn = random.integers(len(some), size=(DRAWS, len(some)))
+        for measure, weight in weighed.items():
+            scores = np.array([results[item.id].scores.get(measure, np.nan) for item in some])[drawn]
+            there = ~np.isnan(scores)
+            means = np.where(there, scores, 0).sum(1) / np.maximum(there.sum(1), 1)
+            sums += weight * np.where(there.any(1), means, benchmark.absent)
+    low, high = np.quantile(sums / len(groups), [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _levels(
@@ -149,7 +216,7 @@ def noise(benchmark: Benchmark, items: Sequence[Item], results: Sequence[Result]
         return None
     deviations = {item_id: float(np.std(scores, ddof=1)) for item_id, scores in repeated.items()}
     count = len(next(iter(repeated.values())))
-    weighed = weights(items, benchmark.mean) if benchmark.overall else None
+    weighed = weights(items, benchmark.mean) if benchmark.overall and not benchmark.composed else None
     variance = None
     if weighed is not None and len(repeated) == len(items):
         variance = sum(weighed[item_id] ** 2 * sd**2 / count for item_id, sd in deviations.items())

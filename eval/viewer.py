@@ -1,18 +1,20 @@
 """The static page of one or several runs: opens from disk, needs no server and no network.
 
     index.html     totals, plots, and the script that shows items
-    data.js        what every item is and what it scored
-    details/K.js   what the judge said and how pictures were made, of the K-th hundred of items, read when opened
+    data.js        id, prompt, category and score of every item: what is filtered and sorted by
+    cards/K.js     the rest of what is shown of the K-th twenty items, read as they come into view
+    details/K.js   what the judge said of them and how their pictures were made, read when opened
     thumbs/        small copies of pictures, named by content
 
 Pictures are files that the browser loads as they come into view; text enters the page as text, never as markup.
+`python -m benchmarks.report_page` measures how fast it opens.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from unify_agent.page import escape, page, tag, write_script
 from unify_agent.page import table as html_table
 
 THUMB = PicturePolicy(longest=320, format="jpeg", quality=85)
-CHUNK = 100
+CHUNK = 20
 LONGEST = 4000
 """Characters of one text of a trajectory that are shown."""
 _HERE = Path(__file__).parent
@@ -43,24 +45,34 @@ def write_page(
     out: Path, bench: Benchmark, runs: Sequence[Run], reports: Sequence[dict[str, Any]], table: Table
 ) -> Path:
     """Writes the page; returns the path of index.html."""
-    items = {item.id: item for run in runs for item in run.items()[0]}
-    found = [run.items()[1] for run in runs]
+    judged = [run.items() for run in runs]
+    items = {item.id: item for some, _, _ in judged for item in some}
+    found = [each for _, each, _ in judged]
     results = [{result.id: result for result in run.results()} for run in runs]
-    thumbs = _thumbs(out, items.values(), found)
+    digests = {path: sha256 for _, _, some in judged for path, sha256 in some.items()}
+    shown = {(each.path, each.sha256) for some in found for each in some.values() if each.path is not None}
+    thumbs = _thumbs(out, shown | {(path, digests[path]) for item in items.values() for path in item.references})
     ordered = list(items.values())
+    categories = {name: number for number, name in enumerate(dict.fromkeys(item.category for item in ordered))}
     data = {
         "runs": [report["name"] for report in reports],
         "measures": [[m.name, m.title] for m in bench.measures],
         "scale": [bench.measures[0].low, bench.measures[0].high],
         "digits": table.digits,
         "chunk": CHUNK,
-        "items": [_item(out, item, found, results, thumbs) for item in ordered],
+        "categories": list(categories),
+        "items": [
+            [item.id, item.prompt, categories[item.category], [_row(bench, some.get(item.id)) for some in results]]
+            for item in ordered
+        ],
     }
     write_script(out / "data.js", "DATA", data)
     for number in range(0, len(ordered), CHUNK):
-        part = [[_detail(f.get(i.id), r.get(i.id)) for f, r in zip(found, results, strict=True)]
-                for i in ordered[number : number + CHUNK]]  # fmt: skip
-        write_script(out / "details" / f"{number // CHUNK}.js", f"DETAILS[{number // CHUNK}]", part)
+        part, place = ordered[number : number + CHUNK], number // CHUNK
+        cards = [_card(out, item, found, results, digests, thumbs) for item in part]
+        details = [[_detail(f.get(i.id), r.get(i.id)) for f, r in zip(found, results, strict=True)] for i in part]
+        write_script(out / "cards" / f"{place}.js", f"CARDS[{place}]", cards)
+        write_script(out / "details" / f"{place}.js", f"DETAILS[{place}]", details)
     write_text(out / "index.html", _page(bench, reports, table))
     return out / "index.html"
 
@@ -86,7 +98,7 @@ def _page(bench: Benchmark, reports: Sequence[dict[str, Any]], table: Table) -> 
             tag("h2", "Items"),
             (_HERE / "viewer.html").read_text(encoding="utf-8"),
             tag("style", (_HERE / "viewer.css").read_text(encoding="utf-8")),
-            '<script>window.DETAILS = {};</script><script src="data.js"></script>',
+            '<script>window.CARDS = {}; window.DETAILS = {};</script><script src="data.js"></script>',
             tag("script", (_HERE / "viewer.js").read_text(encoding="utf-8")),
         )
     )
@@ -124,14 +136,24 @@ def _plots(bench: Benchmark, reports: Sequence[dict[str, Any]]) -> str:
     return "".join(tag("div", part, "card") for part in parts if part)
 
 
-def _item(
+def _row(bench: Benchmark, result: Result | None) -> list[Any] | None:
+    """What is filtered and sorted by: score, status, whether it has flags, whether the judge's sum differs."""
+    if result is None:
+        return None
+    main = bench.measures[0].name
+    score = round(result.scores[main], 6) if result.status == "ok" else None
+    return [score, result.status, int(bool(result.flags)), int(bool(result.differs))]
+
+
+def _card(
     out: Path,
     item: Item,
     found: Sequence[dict[str, Found]],
     results: Sequence[dict[str, Result]],
-    thumbs: dict[Path, str],
+    digests: Mapping[Path, str],
+    thumbs: Mapping[tuple[Path, str], str | None],
 ) -> dict[str, Any]:
-    runs = []
+    runs: list[dict[str, Any] | None] = []
     for pictures, verdicts in zip(found, results, strict=True):
         picture, result = pictures.get(item.id), verdicts.get(item.id)
         if picture is None or result is None:
@@ -139,14 +161,15 @@ def _item(
             continue
         path = picture.path
         runs.append({
-            "status": result.status, "kind": result.kind, "detail": result.detail, "scores": result.scores,
-            "differs": result.differs, "flags": result.flags, "thumb": thumbs.get(path, "") if path else "",
+            "kind": result.kind, "detail": result.detail,
+            "scores": {name: round(value, 6) for name, value in result.scores.items()}, "differs": result.differs,
+            "flags": result.flags, "thumb": thumbs[path, picture.sha256] if path else "",
             "file": _relative(path, out) if path else "",
         })  # fmt: skip
     return {
-        "id": item.id, "prompt": item.prompt, "category": item.category, "group": item.group,
+        "group": item.group,
         "extra": {key: value for key, value in item.extra.items() if value not in ("", [], None)},
-        "references": [[thumbs.get(p, ""), _relative(p, out)] for p in item.references], "runs": runs,
+        "references": [[thumbs[p, digests[p]], _relative(p, out)] for p in item.references], "runs": runs,
     }  # fmt: skip
 
 
@@ -180,15 +203,20 @@ def _cut(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({len(text) - LONGEST} more characters)"
 
 
-def _thumbs(out: Path, items: Any, found: Sequence[dict[str, Found]]) -> dict[Path, str]:
-    """Picture -> its small copy below the page; pictures that are gone or do not decode have none."""
-    paths = {each.path for some in found for each in some.values() if each.path is not None}
-    paths |= {path for item in items for path in item.references}
+def _thumbs(out: Path, pictures: set[tuple[Path, str]]) -> dict[tuple[Path, str], str | None]:
+    """(picture, its SHA-256 when it was judged, "" when it was not there) -> its small copy below the page.
 
-    def make(path: Path) -> str:
+    "" for one that is gone or does not decode, None for one that is not what was judged any more.
+    """
+
+    def make(picture: tuple[Path, str]) -> str | None:
+        path, judged = picture
         if not path.is_file():
             return ""
-        name = f"thumbs/{digest(path)[:20]}.jpg"
+        sha256 = digest(path)
+        if judged not in ("", sha256):
+            return None
+        name = f"thumbs/{sha256[:20]}.jpg"
         if not (out / name).is_file():
             try:
                 write_bytes(out / name, THUMB.encode(open_picture(path)))
@@ -196,7 +224,7 @@ def _thumbs(out: Path, items: Any, found: Sequence[dict[str, Found]]) -> dict[Pa
                 return ""
         return name
 
-    ordered = sorted(paths)
+    ordered = sorted(pictures)
     with ThreadPoolExecutor(8) as pool:
         return dict(zip(ordered, pool.map(make, ordered), strict=True))
 

@@ -167,6 +167,47 @@ def test_kitten_keeps_its_two_grades_apart_until_the_end(tmp_path):
     assert found["total", "score"] == pytest.approx((found["total", "text"] + found["total", "entity"]) / 2)
 
 
+def test_the_worst_that_an_open_item_can_be_is_the_least_of_its_scale(tmp_path):
+    bench = benchmark("kitten")
+    items = bench.load(tools.kitten(tmp_path)).items
+    grades = {"score": 5.0, "text": 5.0, "entity": 5.0}
+    results = [Result(i.id, "ok", grades) if i.id != "q3" else Result(i.id, "unresolved") for i in items]
+    found = next(t for t in totals(bench, items, results) if t.level == "total" and t.measure == "score")
+    assert (found.value, found.low, found.high) == (None, pytest.approx((5 + 5 + 1) / 3), pytest.approx(5))
+
+
+def test_kitten_is_read_by_domain_under_other_names_and_with_pictures_in_folders(tmp_path):
+    record = {"prompt_id": 7, "entity_name": "Robin DR400", "wikidata_id": "Q1", "text": "a DR400 over snow", "more": 1}
+    (tmp_path / "aircraft.json").write_text(json.dumps([record]))
+    tools.lines(tmp_path / "flower.jsonl", [record | {"prompt_id": 8, "entity_name": "Fuchsia"}])
+    tools.picture(tmp_path / "evaluation/aircraft/Robin DR400/b.jpg")
+    tools.picture(tmp_path / "evaluation/aircraft/Robin DR400/a.png")
+    tools.picture(tmp_path / "evaluation/Q1/c.png")
+    tools.picture(tmp_path / "support/flower/Fuchsia/d.png")
+    first, second = benchmark("kitten").load(tmp_path).items
+    assert (first.id, first.category, first.prompt, first.extra["qid"]) == ("7", "Aircraft", "a DR400 over snow", "Q1")
+    assert [p.name for p in first.references] == ["a.png", "b.jpg"] and first.support == ()
+    assert [p.name for p in (*second.references, *second.support)] == ["c.png", "d.png"]
+
+
+@pytest.mark.parametrize(("record", "message"), [
+    ({"id": 1, "domain": "sport", "entity": "e", "caption": "p"},
+     r"record 1: has no prompt \(or text\); its fields are id, domain, entity, caption"),
+    ({"id": 1, "domain": "sport", "entity": "e", "prompt": "p"}, "names no eval_refs, and there is no folder"),
+    ({"id": 1, "domain": "sport", "entity": "e", "prompt": "p", "eval_refs": "x"}, "record 1: eval_refs"),
+])  # fmt: skip
+def test_a_kitten_record_in_another_form_is_refused_with_what_it_holds(record, message, tmp_path):
+    tools.lines(tmp_path / "kitten.jsonl", [record])
+    with pytest.raises(UserError, match=message):
+        benchmark("kitten").load(tmp_path)
+
+
+def test_a_folder_without_kitten_s_files_says_which_are_looked_for(tmp_path):
+    (tmp_path / "data.json").write_text("[]")
+    with pytest.raises(UserError, match=r"neither kitten\.jsonl nor a file for a domain"):
+        benchmark("kitten").load(tmp_path)
+
+
 def test_factual_levels_and_places_follow_from_the_files(tmp_path):
     dataset = benchmark("t2i-factual").load(tools.factual(tmp_path))
     by_id = {item.id: item for item in dataset.items}
@@ -228,8 +269,9 @@ def test_every_benchmark_takes_prompts_of_the_user_s_own(name, tmp_path):
     tools.picture(tmp_path / "pictures/true.png")
     record = {
         "id": "mine", "prompt": "my prompt", "category": "Time" if name.startswith("wise") else "things",
-        "group": "SKCM" if name == "t2i-factual" else "", "references": ["pictures/true.png"],
-        "extra": {"explanation": "it must be so", "concepts": ["thing"], "entity": "thing"},
+        "group": {"t2i-factual": "SKCM", "knowgen": "Pop Culture & News"}.get(name, ""),
+        "references": ["pictures/true.png"],
+        "extra": {"explanation": "it must be so", "concepts": ["thing"], "entity": "thing", "checklist": ["a thing"]},
     }  # fmt: skip
     tools.lines(tmp_path / "manifest.jsonl", [record])
     dataset = benchmark(name).load(tmp_path)
@@ -242,6 +284,7 @@ def test_every_benchmark_takes_prompts_of_the_user_s_own(name, tmp_path):
 
 @pytest.mark.parametrize(("name", "message"), [
     ("factip", "give references"), ("kitten", "extra.entity"), ("wise", "extra.explanation"), ("t2i-factual", "SKCM"),
+    ("knowgen", "Pop Culture"), ("mindbench", "extra.checklist"),
 ])  # fmt: skip
 def test_an_own_prompt_without_what_the_protocol_needs_is_refused(name, message, tmp_path):
     tools.lines(tmp_path / "manifest.jsonl", [{"id": "mine", "prompt": "p"}])
@@ -277,6 +320,12 @@ def test_what_is_no_text_is_refused_before_it_is_sent(tmp_path):
     record = {"id": "a", "prompt": "b", "extra": {"note": "\ud800"}}
     (tmp_path / "manifest.jsonl").write_text(json.dumps(record) + "\n")
     with pytest.raises(UserError, match="surrogate"):
+        benchmark("picworld").load(tmp_path)
+
+
+def test_what_is_no_number_is_refused_before_it_is_hashed(tmp_path):
+    (tmp_path / "manifest.jsonl").write_text('{"id": "a", "prompt": "b", "extra": {"year": NaN}}\n')
+    with pytest.raises(UserError, match="'a' holds NaN or Infinity"):
         benchmark("picworld").load(tmp_path)
 
 
@@ -326,5 +375,3 @@ def test_a_total_lies_within_its_interval_whatever_is_missing(drawn):
         assert a.low - 1e-9 <= b.value <= a.high + 1e-9
         assert (a.value is None) == (a.resolved < a.n)
         assert a.value is None or a.low == pytest.approx(a.value) == pytest.approx(a.high)
-
-

@@ -6,7 +6,17 @@ import pytest
 
 from eval.benchmarks import BENCHMARKS
 from eval.papers import beside, printed
-from eval.papers.arithmetic import OURS, REORDERED, claims, fitted, page, scenes
+from eval.papers.arithmetic import (
+    OURS,
+    PICWORLD_COUNTS,
+    PICWORLD_DOMAINS,
+    REORDERED,
+    claims,
+    fitted,
+    group_scores,
+    page,
+    scenes,
+)
 
 CLAIMS = {claim.title: claim for claim in claims()}
 COLUMNS = {
@@ -23,6 +33,7 @@ def test_every_row_of_the_papers_is_there(name, shape):
 
 @pytest.mark.parametrize(("title", "broken"), [
     ("Table 1, overall, six rows read group by group", {OURS}),
+    ("Table 1, groups against Table 8", {f"{OURS}, scene"}),
     ("Table 8, overall, weights that fit", set()),
     ("Table 2, overall, weighted", {"BAGEL", "BAGEL+CoT"}),
     ("Table 3, text", set()),
@@ -46,6 +57,39 @@ def test_no_row_follows_from_what_the_text_states(title):
 def test_six_rows_are_printed_in_another_order():
     as_printed = {row.model for row in CLAIMS["Table 1, overall, weights that fit"].broken}
     assert as_printed - {OURS} <= set(REORDERED) and len(as_printed) >= 5
+
+
+@pytest.mark.parametrize(("model", "read", "printed_so"), [
+    ("Seeddream-5", 87.4, 91.3), ("Nano Banana-2", 91.8, 93.7),
+])  # fmt: skip
+def test_rows_that_fit_either_way_are_settled_by_table_8(model, read, printed_so):
+    row = next(row for row in printed("factip_groups") if row.model == model)
+    assert round(group_scores(row, True)["object"], 1) == read
+    assert round(group_scores(row)["object"], 1) == printed_so
+
+
+def test_weights_that_fit_are_not_those_of_the_text():
+    assert CLAIMS["Table 1, overall, weights that fit"].formula.endswith("(69.3 %, 18.4 %, 12.4 %)")
+    assert len(CLAIMS["Table 1, overall, as the text states it"].broken) == 21
+    assert len(CLAIMS["Table 8, overall, as the text states it"].broken) == 28
+
+
+def test_cells_that_picworld_prints_twice_and_figures_that_its_text_takes_from_another_column():
+    rows = {row.model: row.values for row in printed("picworld")}
+    seedream = next(name for name in rows if name.lower().startswith("seed"))
+    dalle = next(name for name in rows if name.upper().startswith("DALL"))
+    for column in ("culture", "reasoning"):
+        assert rows["FLUX.1-dev"][column] == rows[seedream][column]
+    assert rows["HiDream-l1-Full"]["light"] == rows[dalle]["light"]
+    assert (rows[seedream]["reasoning"], rows[seedream]["score"]) == (6.13, 6.46)
+    columns = list(PICWORLD_COUNTS)
+    assert [sum(PICWORLD_COUNTS[c] for c in columns[k : k + 3]) for k in (0, 3, 6)] == [450, 200, 450]
+    assert list(PICWORLD_DOMAINS.values()) == [550, 200, 350]
+
+
+def test_bagel_cot_s_entity_score_is_a_point_below_its_columns():
+    wrong = next(row for row in CLAIMS["Table 3, entity"].rows if row.model == "Bagel-CoT")
+    assert (wrong.stated, round(wrong.computed, 2)) == (2.02, 3.02)
 
 
 def test_the_headline_follows_from_neither_table():

@@ -70,6 +70,14 @@ def test_check_lists_it_and_asks_nobody(tmp_path, capsys):
     assert server.calls == 0 and not (tmp_path / "run").exists()
 
 
+def test_check_tells_of_pictures_even_when_there_is_no_judge_to_ask(tmp_path, capsys):
+    data, images = broken_folder(tmp_path)
+    for judge, code in ((["--judge-url", "127.0.0.1:9"], 4), (["--judge-url", "h.example", "--judge-key-env", "N"], 2)):
+        with pytest.raises(UserError) as caught:
+            tools.command("check", "--bench", "wise", "--data", data, "--images", images, *judge, "--judge-model", "j")
+        assert caught.value.code == code and "zero bytes" in capsys.readouterr().out
+
+
 def test_a_whole_folder_passes(tmp_path, capsys):
     data = tools.factip(tmp_path / "data")
     images = tools.draw("factip", data, tmp_path / "images")
@@ -129,6 +137,8 @@ def test_pictures_made_for_other_data_are_refused(tmp_path):
     (["--judge-key-env", "A_WRONG_KEY"], "auth", 4),
     (["--timeout", "21"], "auth", 4),  # no key where one is needed
     (["--timeout", "0"], "more than 0", 2),
+    (["--timeout", "nan"], "more than 0", 2),
+    (["--judge-extra", '{"top_p": NaN}'], "NaN is no number", 2),
     (["--judge-extra", "[1]"], "an object is expected", 2),
     (["--ids", "1,77"], "has no 77", 2),
 ])  # fmt: skip

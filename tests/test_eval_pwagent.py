@@ -153,6 +153,25 @@ def test_a_shared_check_list_without_a_state_question_leaves_the_item_unresolved
     assert Run.open(tmp_path / "run").report()["reasons"] == {"unresolved: no_state_fact": 1}
 
 
+def test_a_run_that_was_given_up_keeps_the_shared_check_lists_that_it_asked_by(tmp_path):
+    data = tools.picworld(tmp_path / "data", 2)
+    images = tools.draw("picworld", data, tmp_path / "im")
+    shared = tmp_path / "l.jsonl"
+    with ChatServer(tools.judge) as server:
+        tools.score(server, "picworld", data, images, tmp_path / "other", "--checklists", shared)
+    with ChatServer(tools.judge, fault=lambda body, number: "401" if number > 3 else None) as server:
+        with pytest.raises(UserError, match="run the same command again"):
+            tools.score(server, "picworld", data, images, tmp_path / "run", "--checklists", shared, "--concurrency", 1)
+    assert tools.command("rescore", tmp_path / "run") == 3
+    kinds = [result.kind for result in Run.open(tmp_path / "run").results()]
+    assert kinds[0] in ("", "auth") and kinds[1] in ("auth", "not_asked")
+    copied, given = (
+        {line["id"]: line for line in map(json.loads, path.read_text().splitlines())}
+        for path in (tmp_path / "run/checklists.jsonl", shared)
+    )
+    assert copied == given and len(given) == 2
+
+
 def test_a_check_list_is_frozen_and_another_process_s_counts(tmp_path):
     path = tmp_path / "lists.jsonl"
     first, second = Checklists(path), Checklists(path)

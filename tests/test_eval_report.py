@@ -10,6 +10,7 @@ import eval_tools as tools
 import pytest
 from chat_server import ChatServer
 
+from benchmarks import report_page
 from eval import charts
 from eval.benchmarks.base import Item
 from eval.run import Run
@@ -51,11 +52,16 @@ def test_the_page_holds_everything_by_reference(runs, tmp_path, capsys):
     assert page.count("<svg") == 3 and "data.js" in page
     data = script(tmp_path / "page/data.js")
     assert data["runs"] == ["alpha", "beta"] and len(data["items"]) == 8
-    by_id = {item["id"]: item for item in data["items"]}
+    cards = script(tmp_path / "page/cards/0.js")
+    by_id = {item[0]: card for item, card in zip(data["items"], cards, strict=True)}
     first = by_id["1"]["runs"][0]
+    index = [item[0] for item in data["items"]]
     assert (tmp_path / "page" / first["thumb"]).is_file() and (tmp_path / "page" / first["file"]).resolve().is_file()
-    assert by_id["401"]["runs"][1]["status"] == "missing" and by_id["1"]["extra"]["explanation"]
-    details = script(tmp_path / "page/details/0.js")[data["items"].index(by_id["1"])]
+    rows = data["items"][index.index("401")][3]
+    assert rows[0][:2] == [by_id["401"]["runs"][0]["scores"]["score"], "ok"] and rows[1] == [None, "missing", 0, 0]
+    assert by_id["1"]["extra"]["explanation"]
+    assert data["categories"][data["items"][index.index("901")][2]] == "Chemistry"
+    details = script(tmp_path / "page/details/0.js")[index.index("1")]
     assert details[0]["made"] == [{"title": "thought", "text": "I should draw lanterns."}]
     assert '"consistency"' in details[0]["trail"][0]["text"] and details[0]["trail"][0]["model"] == "judge-2026"
     rows = list(csv.DictReader((tmp_path / "page/table.csv").open()))
@@ -65,6 +71,31 @@ def test_the_page_holds_everything_by_reference(runs, tmp_path, capsys):
     assert "| Unify-Agent (Ours) (paper) | 0.770 |" in (tmp_path / "page/table.md").read_text()
 
 
+def test_a_picture_that_changed_since_it_was_judged_is_not_shown_beside_its_verdict(runs, tmp_path):
+    for name in ("run_alpha", "alpha"):
+        shutil.copytree(runs / name, tmp_path / name)
+    tools.picture(tmp_path / "alpha/1.png", "drawn anew")
+    (tmp_path / "alpha/2.png").unlink()
+    tools.command("report", tmp_path / "run_alpha", "--out", tmp_path / "page")
+    index = [item[0] for item in script(tmp_path / "page/data.js")["items"]]
+    cards = script(tmp_path / "page/cards/0.js")
+    thumb = {number: cards[index.index(number)]["runs"][0]["thumb"] for number in ("1", "2", "901")}
+    assert thumb["1"] is None and thumb["2"] == "" and thumb["901"].startswith("thumbs/")
+    assert len(list((tmp_path / "page/thumbs").iterdir())) == 6
+
+
+def test_two_runs_of_one_folder_each_show_only_what_they_judged(tmp_path):
+    data = tools.wise(tmp_path / "data")
+    with ChatServer(tools.judge) as server:
+        for name in ("before", "after"):
+            images = tools.draw("wise", data, tmp_path / "images", seed=name)
+            tools.score(server, "wise", data, images, tmp_path / name, "--name", name)
+    tools.command("report", tmp_path / "before", tmp_path / "after", "--out", tmp_path / "page")
+    for card in script(tmp_path / "page/cards/0.js"):
+        first, second = (run["thumb"] for run in card["runs"])
+        assert first is None and second.startswith("thumbs/")
+
+
 def test_text_from_outside_never_becomes_markup(runs, tmp_path):
     tools.command("report", runs / "run_alpha", "--out", tmp_path / "page")
     for path in (tmp_path / "page").rglob("*"):
@@ -72,7 +103,62 @@ def test_text_from_outside_never_becomes_markup(runs, tmp_path):
             assert ATTACK not in path.read_text(encoding="utf-8")
     write_script(tmp_path / "half.js", "HALF", "\ud800")  # as a record cut in the middle of a pair has it
     assert script(tmp_path / "half.js") == "?"
-    assert ATTACK in [item["prompt"] for item in script(tmp_path / "page/data.js")["items"]]
+    assert ATTACK in [item[1] for item in script(tmp_path / "page/data.js")["items"]]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_filters_and_sorts_the_items(runs, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    tools.command("report", runs / "run_alpha", runs / "run_beta", "--out", tmp_path / "page")
+    patience = 120_000  # milliseconds
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"], timeout=patience
+        )
+        tab, problems = browser.new_page(), []
+        tab.set_viewport_size({"width": 1280, "height": 200})
+        tab.set_default_timeout(patience)
+        playwright.expect.set_options(timeout=patience)
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("console", lambda message: problems.append(message.text))
+        tab.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+        tab.goto((tmp_path / "page/index.html").as_uri())
+        entries = tab.locator("#items .entry")
+        playwright.expect(entries).to_have_count(8)
+        assert tab.locator("#items img").count() == 0  # nothing is read before it comes into view
+        entries.first.scroll_into_view_if_needed()
+        playwright.expect(entries.first.locator("img")).to_have_count(2)
+        results = [Run.open(runs / f"run_{name}").results() for name in ("alpha", "beta")]
+        scores = [{r.id: r.scores.get("score") for r in some} for some in results]
+        worst = min(scores[0].values())
+        assert f"{worst:.3f}" in entries.first.text_content()
+        tab.select_option("#run", "1")
+        tab.select_option("#show", "missing")
+        playwright.expect(entries).to_have_count(1)
+        playwright.expect(entries.first).to_contain_text("no picture 401.png")
+        tab.select_option("#show", "")
+        tab.fill("#query", "riddle 530")
+        playwright.expect(entries).to_have_count(1)
+        entries.first.locator("summary").click()
+        playwright.expect(entries.first.locator(".said")).to_contain_text("judge-2026")
+        tab.fill("#query", ATTACK)
+        playwright.expect(entries.first.locator("q")).to_have_text(ATTACK)
+        tab.fill("#query", "")
+        tab.select_option("#order", "gap")
+        gaps = {i: abs(a - b) for i, a in scores[0].items() if (b := scores[1][i]) is not None}
+        playwright.expect(entries.first.locator(".where")).to_contain_text(max(gaps, key=gaps.get))
+        browser.close()
+    assert problems == []
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_how_fast_the_page_opens_can_be_measured(monkeypatch, capsys):
+    pytest.importorskip("playwright.sync_api")
+    arguments = ["--items", "12", "--models", "2", "--size", "16", "--visits", "1", "--json"]
+    monkeypatch.setattr("sys.argv", ["report_page", *arguments])
+    report_page.main()
+    row = json.loads(capsys.readouterr().out)[0]
+    assert row["items"] == 12 and 0 < row["ready_ms"] < row["start_and_open_ms"]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -136,6 +222,11 @@ def test_what_cannot_be_shown_is_refused_in_words(runs, tmp_path):
     (tmp_path / "half/report.json").unlink()
     with pytest.raises(UserError, match="no such report"):
         tools.command("report", tmp_path / "half")
+
+
+def test_a_mark_that_is_no_number_is_refused(runs):
+    with pytest.raises(UserError, match="--pass-at nan"):
+        tools.command("compare", runs / "run_alpha", runs / "run_beta", "--pass-at", "nan")
 
 
 def test_a_benchmark_without_printed_rows_has_no_paper_beside_it(tmp_path):

@@ -39,7 +39,8 @@ def riddle(number):
 
 @pytest.mark.parametrize(("bench", "build"), [
     ("factip", tools.factip), ("wise", tools.wise), ("wise-bagel2025", tools.wise), ("kitten", tools.kitten),
-    ("t2i-factual", tools.factual), ("picworld", tools.picworld),
+    ("t2i-factual", tools.factual), ("picworld", tools.picworld), ("knowgen", tools.knowgen),
+    ("mindbench", tools.mindbench),
     ("wise-verified", lambda root: tools.wise(root, tools.VERIFIED_IDS)),
 ])  # fmt: skip
 def test_every_benchmark_runs_to_a_report_that_can_be_computed_again(bench, build, tmp_path, capsys):
@@ -87,8 +88,51 @@ def test_a_judge_that_misbehaves_once_costs_a_call_and_changes_no_score(fault, t
     rough, calm = (Run.open(tmp_path / name).results() for name in ("rough", "calm"))
     assert [r.scores for r in rough] == [r.scores for r in calm]
     usage = json.loads((tmp_path / "rough/usage.json").read_text())
-    read_at_once = fault in ("fenced", "wordy", "strings", "thinking", "noschema")
-    assert usage["attempts"] == (8 if read_at_once else 16) and sum(usage["failures"].values()) == usage["attempts"] - 8
+    read_at_once = fault in ("fenced", "wordy", "strings", "thinking")
+    expected = 8 if read_at_once else 9 if fault == "noschema" else 16  # no schemas: learned from one refusal
+    assert usage["attempts"] == server.calls == expected and sum(usage["failures"].values()) == expected - 8
+
+
+@pytest.mark.parametrize("said", ["NaN", "Infinity", "1e999", "true", "null", '"much"', "[1]"])
+def test_what_is_no_grade_is_no_score(said, tmp_path):
+    data, images = wise_run(tmp_path)
+    text = f'{{"reason": "r", "consistency": {said}, "realism": 1, "aesthetic_quality": 1}}'
+    with ChatServer(lambda body: text) as server:
+        assert tools.score(server, "wise", data, images, tmp_path / "run", "--attempts", 1) == 3
+    assert {(r.status, r.kind) for r in Run.open(tmp_path / "run").results()} == {("unresolved", "malformed")}
+    row = total(tmp_path / "run")
+    assert (row["value"], row["low"], row["high"]) == (None, 0, 1)
+
+
+def test_a_judge_that_is_silent_once_is_asked_again(tmp_path):
+    data, images = wise_run(tmp_path)
+    silent = iter(["timeout"])
+
+    def fault(body, number):
+        return next(silent, None) if riddle(530) in texts(body) else None
+
+    with ChatServer(tools.judge, fault=fault) as server:
+        assert tools.score(server, "wise", data, images, tmp_path / "run", "--timeout", 4) == 0
+    usage = json.loads((tmp_path / "run/usage.json").read_text())
+    assert server.calls == usage["attempts"] == 9 and usage["failures"] == {"timeout": 1}
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--rate", "nan"], "--rate nan"), (["--rate", "-1"], "--rate -1"), (["--timeout", "inf"], "--timeout inf"),
+    (["--repeats", "0"], "at least 1"), (["--concurrency", "0"], "at least 1"),
+])  # fmt: skip
+def test_a_number_that_makes_no_sense_is_refused(more, message, tmp_path):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge) as server, pytest.raises(UserError, match=message):
+        tools.score(server, "wise", data, images, tmp_path / "run", *more)
+    assert server.calls == 0
+
+
+@pytest.mark.parametrize("price", ["nan", "-1", "much"])
+def test_a_price_is_a_number_from_zero_on(price, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        tools.command("rescore", tmp_path, "--price", "1", price)
+    assert caught.value.code == 2 and price in capsys.readouterr().err
 
 
 def test_what_has_no_score_is_named_and_the_total_is_an_interval(tmp_path, capsys):
@@ -169,6 +213,15 @@ def test_how_pictures_are_sent_is_chosen_and_recorded(tmp_path):
     report = Run.open(tmp_path / "run").report()
     assert report["judge"]["pictures"] == {"longest": 45, "format": "jpeg", "quality": 95}
     assert report["judge"]["served"] == "judge" and report["judge"]["answered_as"] == ["judge-2026"]
+
+
+def test_a_judge_that_is_exchanged_within_a_run_is_told(tmp_path, capsys):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge) as server:
+        complete = server._completion
+        server._completion = lambda body, reply: complete(body, reply) | {"model": f"m-{min(server.calls, 5) // 5}"}
+        tools.score(server, "wise", data, images, tmp_path / "run", "--concurrency", 1)
+    assert "Several judges answered, their scores are mixed: m-0, m-1." in capsys.readouterr().out
 
 
 def test_a_part_is_spread_over_the_categories_and_called_a_part(tmp_path, capsys):
@@ -281,9 +334,86 @@ def test_a_judge_that_answers_nobody_is_given_up(tmp_path):
     with ChatServer(tools.judge, fault=lambda body, number: "500") as server:
         with pytest.raises(UserError, match="3 items in a row got no answer") as caught:
             tools.score(server, "wise", data, images, tmp_path / "run", "--attempts", 1, "--concurrency", 2)
-    assert caught.value.code == 4 and server.calls < 8
+    assert caught.value.code == 4 and server.calls <= 5 * 2  # with the schema and without
     assert tools.command("rescore", tmp_path / "run") == 3  # what there is of the run can be looked at
     assert {r.kind for r in Run.open(tmp_path / "run").results()} == {"server", "not_asked"}
+
+
+@pytest.mark.parametrize("answered", [0, 5])
+def test_a_judge_that_dies_with_the_last_items_is_noticed_whatever_the_concurrency(answered, tmp_path):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge, fault=lambda body, number: "drop" if number > answered else None) as server:
+        with pytest.raises(UserError, match=f"{8 - answered} items got no answer, nor does a") as caught:
+            tools.score(server, "wise", data, images, tmp_path / "run", "--attempts", 1, "--concurrency", 20)
+    assert caught.value.code == 4
+    with ChatServer(tools.judge) as server:
+        assert tools.score(server, "wise", data, images, tmp_path / "run") == 0
+    assert server.calls == 8 - answered
+
+
+def test_a_judge_that_fails_at_the_last_item_but_lives_leaves_it_unresolved(tmp_path):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge, fault=lambda body, number: "drop" if riddle(530) in texts(body) else None) as server:
+        code = tools.score(server, "wise", data, images, tmp_path / "run", "--attempts", 1, "--concurrency", 1)
+    unresolved = [r.id for r in Run.open(tmp_path / "run").results() if r.status == "unresolved"]
+    assert code == 3 and unresolved == ["530"] and server.calls == 9
+
+
+def test_the_probe_of_a_run_is_in_its_log_and_its_cost(tmp_path):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge) as server:
+        server.lists_models = False
+        assert tools.score(server, "wise", data, images, tmp_path / "run") == 0
+    usage = json.loads((tmp_path / "run/usage.json").read_text())
+    assert usage["attempts"] == server.calls == 9
+    before = contents(tmp_path / "run", (*REPORTS, "usage.json"))
+    assert tools.command("rescore", tmp_path / "run") == 0
+    assert contents(tmp_path / "run", (*REPORTS, "usage.json")) == before
+
+
+def test_another_run_in_the_folder_is_refused_before_the_judge_is_asked(tmp_path):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge) as server:
+        tools.score(server, "wise", data, images, tmp_path / "run")
+    with pytest.raises(UserError, match="another repeats"):  # nobody serves there any more
+        tools.score(server, "wise", data, images, tmp_path / "run", "--repeats", 2)
+
+
+def test_prompts_that_were_changed_after_they_were_judged_are_refused(tmp_path):
+    data, images = wise_run(tmp_path)
+    with ChatServer(tools.judge) as server:
+        tools.score(server, "wise", data, images, tmp_path / "run")
+    path = tmp_path / "run/items.jsonl"
+    path.write_text(path.read_text().replace("riddle 530", "riddle 531"))
+    for command in ("rescore", "report"):
+        with pytest.raises(UserError, match="holds other prompts"):
+            tools.command(command, tmp_path / "run")
+
+
+def test_a_table_of_hashes_decides_which_edition_the_data_are(tmp_path, capsys):
+    data, images = wise_run(tmp_path)
+    tools.command("check", "--bench", "wise", "--data", data)
+    sha256 = capsys.readouterr().out.split("sha256 ")[1].split()[0]
+    table = tmp_path / "editions.json"
+    table.write_text(json.dumps({"other": ["0" * 64], "our-wise": sha256}))
+    with ChatServer(tools.judge) as server:
+        tools.score(server, "wise", data, images, tmp_path / "run", "--editions", table)
+    assert Run.open(tmp_path / "run").report()["data"]["variant"] == "our-wise"
+    part = data / "natural_science.json"
+    part.write_text(part.read_text().replace("riddle 701", "riddle 7O1"))
+    with pytest.raises(UserError, match=r"no edition of .*knows other, our-wise"):
+        tools.command("check", "--bench", "wise", "--data", data, "--editions", table)
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ([], "an object of hashes"), ({"a": "abc"}, "a: a SHA-256"), ({"a": 5}, "a: a SHA-256"),
+    ({"a": "0" * 64, "b": ["0" * 64]}, "both a and b"),
+])  # fmt: skip
+def test_a_table_of_hashes_that_is_none_is_refused(content, message, tmp_path):
+    (tmp_path / "editions.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        tools.command("check", "--bench", "wise", "--data", tools.wise(tmp_path / "data"), "--editions",
+                      tmp_path / "editions.json")  # fmt: skip
 
 
 def test_missing_pictures_do_not_hide_that_the_judge_is_gone(tmp_path):

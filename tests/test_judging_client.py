@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -202,7 +203,7 @@ def test_what_cannot_be_read_is_asked_again_and_never_guessed(fault, kind, tmp_p
     with ChatServer(lambda body: GOOD, plan=[fault] * 9) as server:
         with pytest.raises(ChatError) as caught:
             client_of(server, attempts=3).ask([user("Judge.")], schema=Score)
-    assert caught.value.kind == kind and server.calls == 3
+    assert caught.value.kind == kind and server.calls == 3 + (fault == "500")  # once more without the schema
 
 
 def test_a_timeout_is_one_kind_and_an_absent_server_another():
@@ -249,6 +250,115 @@ def test_all_threads_learn_that_a_server_knows_no_schemas():
         answers = client.ask_many(Request([user(f"{n}")], schema=Score) for n in range(3))
         client.ask([user("later")], schema=Score)
     assert [answer.parsed for answer in answers] == [Score(clear=7, score=3)] * 3 and server.calls == 7
+
+
+def broken_by_schemas(server, failing=lambda body: True):
+    """Makes a server answer 500 wherever a schema is asked for."""
+    original = server._respond
+
+    def respond(handler, body, fault):
+        if "response_format" in body and failing(body):
+            return handler.send(500, {"error": {"message": "grammar backend failed"}})
+        return original(handler, body, fault)
+
+    server._respond = respond
+
+
+def test_a_server_that_breaks_at_schemas_is_asked_once_without_and_then_always(tmp_path):
+    with ChatServer(lambda body: GOOD) as server, CallLog(tmp_path / "calls.jsonl") as log:
+        broken_by_schemas(server)
+        client = client_of(server, log, attempts=2)
+        assert client.ask([user("One")], schema=Score).parsed == Score(clear=7, score=3) and server.calls == 3
+        assert client.ask([user("Two")], schema=Score).parsed == Score(clear=7, score=3) and server.calls == 4
+    assert [("answer" in r, r["attempt"]) for r in lines_of(log.path)] == [
+        (False, 1), (False, 2), (True, 3), (True, 1),
+    ]  # fmt: skip
+    assert client.usage.attempts == 4 and client.usage.failures == 2
+
+
+def test_a_server_that_is_down_teaches_nothing_about_schemas():
+    with ChatServer(lambda body: GOOD, plan=["500"] * 3) as server:
+        client = client_of(server, attempts=2)
+        with pytest.raises(ChatError, match="server"):
+            client.ask([user("One")], schema=Score)
+        client.ask([user("Two")], schema=Score)
+        assert schema_name(server.bodies[2]) == "" and schema_name(server.bodies[3]) == "Score"
+        # one that answered to a schema before is out of order for a while, and knows schemas afterwards
+        broken_by_schemas(server, lambda body: "Three" in texts(body))
+        assert client.ask([user("Three")], schema=Score).parsed == Score(clear=7, score=3)
+        client.ask([user("Four")], schema=Score)
+    assert schema_name(server.bodies[-1]) == "Score"
+
+
+def test_failures_of_several_kinds_are_not_taken_for_the_schema_s():
+    with ChatServer(lambda body: GOOD, plan=["malformed", "500"]) as server:
+        with pytest.raises(ChatError, match="server"):
+            client_of(server, attempts=2).ask([user("One")], schema=Score)
+    assert server.calls == 2
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n"])
+def test_a_reply_that_comes_drop_by_drop_ends_with_the_time_of_its_attempt(head):
+    """The server sends a byte every few milliseconds for as long as it is listened to, of its head or of its body."""
+    ended = threading.Event()
+
+    def drip(listener):
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            try:
+                connection.sendall(head or b"HTTP/1.1 200 OK\r\nX-Long: ")
+                while not ended.wait(0.02):
+                    connection.sendall(b"a")
+            except OSError:
+                pass  # the client has left
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
+        thread.start()
+        endpoint = Endpoint.parse(f"http://127.0.0.1:{listener.getsockname()[1]}", "judge", timeout=0.5)
+        with ChatClient(endpoint, attempts=1) as client:
+            with pytest.raises(ChatError) as caught:
+                client.ask([user("Judge.")])
+            if head:  # nobody goes on reading a body that nobody waits for
+                thread.join(60)
+                assert not thread.is_alive()
+        ended.set()
+        thread.join()
+    assert caught.value.kind == "timeout" and "whole reply within 0.5 s" in str(caught.value)
+
+
+@pytest.mark.parametrize(("fault", "attempts"), [("noschema", [1, 1]), ("ok", [1])])
+def test_a_refusal_that_is_learned_from_is_logged_and_counted(fault, attempts, tmp_path):
+    with ChatServer(lambda body: GOOD, plan=[fault]) as server, CallLog(tmp_path / "calls.jsonl") as log:
+        client = client_of(server, log)
+        client.ask([user("Judge.")], schema=Score)
+        client.ask([user("Judge.")], schema=Score)
+    records = lines_of(log.path)
+    assert [r["attempt"] for r in records] == attempts and server.calls == len(attempts)
+    assert ["answer" in r for r in records] == [False, True][-len(attempts) :]
+    assert (client.usage.attempts, client.usage.failures, client.usage.cached) == (server.calls, server.calls - 1, 1)
+
+
+def test_the_probe_s_call_is_logged_and_made_each_time(tmp_path):
+    with ChatServer() as server, CallLog(tmp_path / "calls.jsonl") as log:
+        server.lists_models = False
+        for _ in range(2):
+            assert client_of(server, log).probe() == "judge-2026"
+        assert server.calls == 2
+        server.plan.append("500")
+        with pytest.raises(ChatError, match="server"):
+            client_of(server, log).probe()
+    assert [("answer" in r, "error" in r) for r in lines_of(log.path)] == [(True, False)] * 2 + [(False, True)]
+
+
+def test_tokens_of_a_reply_that_the_server_broke_off_are_counted(tmp_path):
+    replies = iter([Reply("Half a", finish_reason="abort"), "Whole."])
+    with ChatServer(lambda body: next(replies)) as server, CallLog(tmp_path / "calls.jsonl") as log:
+        client = client_of(server, log)
+        client.ask([user("Hello")])
+    assert [(r.get("answer") or r["reply"])["completion_tokens"] for r in lines_of(log.path)] == [1, 1]
+    assert client.usage.completion_tokens == 2
 
 
 @pytest.mark.parametrize(("message", "kind"), [

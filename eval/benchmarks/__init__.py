@@ -6,13 +6,18 @@ from eval.benchmarks.base import Benchmark
 from eval.benchmarks.factip import FactIP, FactIPMini
 from eval.benchmarks.factual import Factual
 from eval.benchmarks.kitten import Kitten
+from eval.benchmarks.knowgen import KnowGen
+from eval.benchmarks.mindbench import MindBench
 from eval.benchmarks.picworld import PicWorld
 from eval.benchmarks.wise import Wise, WiseBagel2025, WiseVerified
 from unify_agent.errors import UserError, nearest
 
 BENCHMARKS: dict[str, type[Benchmark]] = {
-    each.name: each for each in (FactIP, FactIPMini, Wise, WiseBagel2025, WiseVerified, Kitten, Factual, PicWorld)
-}
+    each.name: each
+    for each in (
+        FactIP, FactIPMini, Wise, WiseBagel2025, WiseVerified, Kitten, Factual, PicWorld, KnowGen, MindBench,
+    )
+}  # fmt: skip
 
 
 def benchmark(name: str, options: Mapping[str, str | float] | None = None) -> Benchmark:

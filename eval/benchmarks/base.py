@@ -22,6 +22,8 @@ from unify_agent.judging import Message, Picture
 from unify_agent.judging.structured import Verdict, json_schema
 
 Schema = TypeVar("Schema", bound=Verdict)
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+"""Of pictures, the one that is looked for first in front."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Item:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
-        """What the item is, whoever stores it where: the data set's hash is taken over this."""
+        """What the item is: the data set's hash is taken over this."""
         return {"id": self.id, "prompt": self.prompt, "category": self.category, "extra": dict(self.extra)}
 
 
@@ -55,9 +57,14 @@ class Dataset:
 
     @property
     def sha256(self) -> str:
-        """Over the items' contents in the order of their ids."""
-        ordered = sorted(self.items, key=lambda item: item.id)
-        return digest(json.dumps([item.content() for item in ordered], sort_keys=True, ensure_ascii=True))
+        """Hash of the items."""
+        return sha256_of(self.items)
+
+
+def sha256_of(items: Sequence[Item]) -> str:
+    """Over the items' contents in the order of their ids, whoever stores them where."""
+    ordered = sorted(items, key=lambda item: item.id)
+    return digest(json.dumps([item.content() for item in ordered], sort_keys=True, ensure_ascii=True))
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,11 @@ class Benchmark(ABC):
     group_mean: ClassVar[Literal["items", "categories"]] = "items"
     overall: ClassVar[bool] = True
     """Whether there is a total over all groups."""
+    composed: ClassVar[Mapping[str, float]] = {}
+    """Measure -> its weight, where a group's main score is made of the group's means of others, and the total is the
+    mean over `composed_of`, all of which it needs. A measure that no item has counts as `absent`."""
+    composed_of: ClassVar[tuple[str, ...]] = ()
+    absent: ClassVar[float] = 0.0
     templates: ClassVar[tuple[str | type[BaseModel], ...]]
     """All that the judge's questions are made of; their hash tells protocols apart."""
     macro: ClassVar[bool] = False
@@ -180,9 +192,11 @@ class Benchmark(ABC):
             if not place.parts or place.is_absolute() or ".." in place.parts:
                 raise UserError(f"{path}: the id {item.id!r} leads out of the folder of pictures")
             try:
-                json.dumps(item.content(), ensure_ascii=False).encode()
+                json.dumps(item.content(), ensure_ascii=False, allow_nan=False).encode()
             except UnicodeEncodeError:
                 raise UserError(f"{path}: the item {item.id!a} holds half a surrogate pair: no text") from None
+            except ValueError:
+                raise UserError(f"{path}: the item {item.id!a} holds NaN or Infinity: no number of JSON") from None
             seen.add(item.id)
         return dataset
 
@@ -280,13 +294,13 @@ def _told(where: str, error: ValidationError) -> UserError:
     return UserError(f"{where}: {'.'.join(map(str, first['loc'])) or 'record'}: {first['msg']}")
 
 
-def first_file(folder: Path, name: str, suffixes: Sequence[str] = (".png", ".jpg", ".jpeg", ".webp")) -> Path:
+def first_file(folder: Path, name: str) -> Path:
     """The picture `name` with whichever extension; the PNG's path when there is none."""
-    for suffix in suffixes:
+    for suffix in SUFFIXES:
         for spelled in (suffix, suffix.upper()):
             if (folder / f"{name}{spelled}").is_file():
                 return folder / f"{name}{spelled}"
-    return folder / f"{name}{suffixes[0]}"
+    return folder / f"{name}{SUFFIXES[0]}"
 
 
 def mean_of(values: Sequence[float]) -> float:

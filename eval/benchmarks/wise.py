@@ -24,6 +24,7 @@ from unify_agent.judging.structured import Verdict
 LEGACY = {"Cultural": 400, "Time": 567, "Space": 700, "Biology": 800, "Physics": 900, "Chemistry": 1000}
 VERIFIED = {"Cultural": 400, "Time": 520, "Space": 640, "Biology": 760, "Physics": 880, "Chemistry": 1000}
 """Category -> its last id; it begins after the one before."""
+WHOLE = 1000
 Weights = Literal["items", "categories"] | Mapping[str, float]
 _NAMES = {
     "cultural knowledge": "Cultural", "time": "Time", "space": "Space", "biology": "Biology",
@@ -92,7 +93,7 @@ class Wise(Benchmark):
     name = "wise"
     title = "WISE"
     paper = "wise"
-    measures = (
+    measures: ClassVar[tuple[Measure, ...]] = (
         Measure("score", "WiScore", 0, 1),
         Measure("consistency", "Consistency", 0, 2),
         Measure("realism", "Realism", 0, 2),
@@ -101,7 +102,7 @@ class Wise(Benchmark):
     mean: ClassVar[Weights] = {
         "Cultural": 0.4, "Time": 0.167, "Space": 0.133, "Biology": 0.1, "Physics": 0.1, "Chemistry": 0.1,
     }  # fmt: skip
-    templates = (INSTRUCTIONS, WiseVerdict)
+    templates: ClassVar[tuple[str | type[Verdict], ...]] = (INSTRUCTIONS, WiseVerdict)
     ranges: ClassVar[Mapping[str, int]] = LEGACY
     edition: ClassVar[Literal["legacy", "verified"]] = "legacy"
 
@@ -133,14 +134,15 @@ class Wise(Benchmark):
             mixed = f" beside {told[self.edition]} of this one" if told[self.edition] else ""
             raise UserError(f"{path}: the categories of {told[other]} ids are those of the other edition{mixed}: use "
                             f"--bench {right} with its own pictures, the ids mean other prompts there")  # fmt: skip
-        notes = () if told[self.edition] else ("no id tells which edition of WISE this is",)
+        notes: tuple[str, ...] = () if told[self.edition] else ("no id tells which edition of WISE this is",)
+        if len(items) != WHOLE:
+            notes += (f"{len(items)} of the {WHOLE} prompts of WISE",)
         return Dataset(f"wise-{self.edition}", tuple(items), notes)
 
-    @staticmethod
-    def _files(folder: Path) -> list[Path]:
-        for names in (("final_data.json",), ("merge.json",)):
-            if all((folder / name).is_file() for name in names):
-                return [folder / name for name in names]
+    def _files(self, folder: Path) -> list[Path]:
+        whole = ("merge.json", "final_data.json") if self.edition == "verified" else ("final_data.json", "merge.json")
+        if file := next((folder / name for name in whole if (folder / name).is_file()), None):
+            return [file]
         found = [file for file in sorted(folder.glob("*.json")) if not file.stem.endswith("_rewrite")]
         if not found:
             raise UserError(f"{folder}: no JSON file of WISE prompts in here")

@@ -20,10 +20,13 @@ _CLOSE = re.compile(r"\A(.*)</think(?:ing)?>", re.DOTALL)
 
 
 class ChatError(Exception):
-    """A call that gave nothing usable. `detail` says why, in one line and without a key."""
+    """A call that gave nothing usable. `detail` says why, in one line and without a key.
 
-    def __init__(self, kind: Kind, detail: str) -> None:
-        self.kind, self.detail = kind, " ".join(detail.split())[:500]
+    `status`: the HTTP status of a server's failure, 0 where there was none.
+    """
+
+    def __init__(self, kind: Kind, detail: str, status: int = 0) -> None:
+        self.kind, self.detail, self.status = kind, " ".join(detail.split())[:500], status
         super().__init__(f"{kind}: {self.detail}")
 
 

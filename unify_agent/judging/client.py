@@ -2,8 +2,9 @@
 
 One call goes: look it up in the log; else up to `attempts` times: wait for the pace, post, check status, finish reason
 and schema, append what happened to the log. A reply that does not fit is asked for once more with what was wrong with
-it; one that was cut off, with twice the room. A server that knows no JSON schema is asked without one from then on,
-and the object is found in its text. There is one layer of retries: the transport makes none of its own.
+it; one that was cut off, with twice the room. A server that refuses JSON schemas, or fails at each attempt with one and
+answers without, is asked without one from then on, and the object is found in its text. Whatever goes over the wire is
+logged, refusals that were learned from and the probe included.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from unify_agent.judging.pace import Pace
 from unify_agent.judging.pool import run_bounded
 from unify_agent.judging.transport import Transport
 
+BROKEN_OFF = ("abort", "cancelled", "error")
+"""Finish reasons of vLLM, SGLang and routers for a reply that is not whole though nothing limited it."""
 MOST_ROOM = 32_768
 """Tokens: the room of a reply that was cut off is doubled up to here."""
 
@@ -68,7 +71,7 @@ class Request:
                 made[name] = value
         return made
 
-    def body(self, endpoint: Endpoint, room: int, complaint: str = "") -> dict[str, Any]:
+    def body(self, endpoint: Endpoint, room: int, complaint: str = "", with_schema: bool = True) -> dict[str, Any]:
         """The request as it is posted, with `room` tokens, and what was wrong with the reply before."""
         messages = list(self.messages)
         if complaint:
@@ -84,7 +87,7 @@ class Request:
             made["seed"] = self.seed
         if self.tools:
             made["tools"] = list(self.tools)
-        if self.schema is not None:
+        if self.schema is not None and with_schema:
             form = {"name": self.schema.__name__, "schema": structured.json_schema(self.schema), "strict": True}
             made["response_format"] = {"type": "json_schema", "json_schema": form}
         return made | dict(endpoint.extra)
@@ -180,17 +183,34 @@ class ChatClient:
         """The name under which the model is served. Raises ChatError: unreachable, auth, or refused for no such model.
 
         The list of models is asked first; a server without one, or whose list does not hold the name, is asked for a
-        few tokens.
+        few tokens (`greet`).
         """
         listed = self._transport.models()
         if self.endpoint.model in listed:
             return self.endpoint.model
         try:
-            reply = self._transport.complete(Request((user("Say yes."),)).body(self.endpoint, room=16))
+            return self.greet()
         except ChatError as error:
             if listed and error.kind == "refused":
                 raise ChatError("refused", f"{error.detail}; the server lists {', '.join(listed[:8])}") from None
             raise
+
+    def greet(self) -> str:
+        """The name under which the model answers just now, to one call for a few tokens. Raises ChatError.
+
+        The call is logged, and never answered from the log.
+        """
+        request = Request((user("Say yes."),), max_tokens=16, salt="greeting")
+        record = request.record(self.endpoint)
+        key = digest(json.dumps(record, sort_keys=True, ensure_ascii=True))
+        try:
+            reply = self._transport.complete(
+                request.body(self.endpoint, request.max_tokens), self._refused(key, record, 1)
+            )
+        except ChatError as error:
+            self._keep(key, {"attempt": 1, "error": _told(error), "reply": None}, record, None, failed=True)
+            raise
+        self._keep(key, {"attempt": 1, "answer": reply, "room": request.max_tokens}, record, reply, failed=False)
         return str(reply["model"]) or self.endpoint.model
 
     def stop(self) -> None:
@@ -240,21 +260,28 @@ class ChatClient:
         return None
 
     def _try(self, request: Request, record: dict[str, Any], key: str) -> Answer:
-        room, complaint = request.max_tokens, ""
-        for attempt in range(1, self.attempts + 1):
+        room, complaint, with_schema, broken = request.max_tokens, "", True, 0
+        for attempt in range(1, self.attempts + 2):  # the last is only for a server that breaks at schemas
             self._pace.wait()
             reply: dict[str, Any] | None = None
+            for_schema = request.schema is not None and self._transport.schemas
             try:
+                body = request.body(self.endpoint, room, complaint, with_schema)
                 with self.gate.attempt(Spent(request.prompt_tokens, room)) as spent:
-                    reply = self._transport.complete(request.body(self.endpoint, room, complaint))
+                    reply = self._transport.complete(body, self._refused(key, record, attempt))
                     spent.prompt = reply["prompt_tokens"] or 0
                     spent.completion = reply["completion_tokens"] or 0
                     answer = _read(reply, request, cached=False)
             except ChatError as error:
-                outcome = {"error": {"kind": error.kind, "detail": error.detail}, "reply": reply, "room": room}
+                outcome = {"error": _told(error), "reply": reply, "room": room}
                 self._keep(key, {"attempt": attempt} | outcome, record, reply, failed=True)
-                if error.kind not in PASSING or attempt == self.attempts:
+                broken += error.status >= 500
+                if error.kind not in PASSING or attempt > self.attempts:
                     raise
+                if attempt == self.attempts:
+                    if not for_schema or broken < attempt:
+                        raise
+                    with_schema = False
                 complaint = ""
                 if error.kind in ("malformed", "empty"):
                     complaint = error.detail
@@ -264,8 +291,19 @@ class ChatClient:
                     self._pace.back_off(attempt)
             else:
                 self._keep(key, {"attempt": attempt, "answer": reply, "room": room}, record, reply, failed=False)
+                if not with_schema:
+                    self._transport.answered_without_schema()
                 return answer
         raise AssertionError("the last attempt returns or raises")
+
+    def _refused(self, key: str, record: dict[str, Any], attempt: int) -> Callable[[ChatError], None]:
+        """Logs a refusal that the transport has learned from."""
+
+        def log(error: ChatError) -> None:
+            outcome = {"attempt": attempt, "error": _told(error), "reply": None}
+            self._keep(key, outcome, record, None, failed=True)
+
+        return log
 
     def _keep(
         self, key: str, outcome: dict[str, Any], record: dict[str, Any], reply: dict[str, Any] | None, failed: bool
@@ -280,8 +318,14 @@ class ChatClient:
             self.log.append({"key": key, "at": round(time.time(), 3)} | outcome | {"request": record})
 
 
+def _told(error: ChatError) -> dict[str, str]:
+    return {"kind": error.kind, "detail": error.detail}
+
+
 def _read(reply: dict[str, Any], request: Request, cached: bool) -> Answer:
     """The typed answer of what was kept of a reply. Raises ChatError for what cannot be used."""
+    if reply["finish_reason"] in BROKEN_OFF:
+        raise ChatError("server", f"the server ended the reply early ({reply['finish_reason']})")
     if reply["refusal"] or reply["finish_reason"] == "content_filter":
         raise ChatError("refused", f"the model refused: {reply['refusal'] or 'content filter'}")
     if reply["finish_reason"] == "length":

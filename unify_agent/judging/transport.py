@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -16,8 +19,6 @@ SCHEMA_WORDS = ("response_format", "json_schema", "guided", "structured output")
 """A refusal that names one of these is about the schema; the call is made without it, and so are all later ones."""
 MODERATION_WORDS = ("moderation", "flagged", "content policy", "safety", "content_policy", "content filter")
 """A 403 that says one of these refuses the content, not the key."""
-BROKEN_OFF = ("abort", "cancelled", "error")
-"""Finish reasons of vLLM, SGLang and routers for a reply that is not whole though nothing limited it."""
 ROOM_WORD = "max_completion_tokens"
 """A refusal that names this wants `max_tokens` under that name."""
 
@@ -29,7 +30,7 @@ class Transport:
         self.endpoint, self._connections, self._pace = endpoint, connections, pace
         self._lock = threading.Lock()
         self._client: httpx.Client | None = None
-        self._schemas, self._room = True, "max_tokens"
+        self._schemas, self._answered_schema, self._room = True, False, "max_tokens"
 
     def models(self) -> list[str]:
         """Names that the server lists; none when it keeps no list. Raises ChatError."""
@@ -42,15 +43,34 @@ class Transport:
             pass
         return []
 
-    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What is kept of a completion: content, tool calls, finish reason, model, token counts. Raises ChatError."""
+    @property
+    def schemas(self) -> bool:
+        """Whether requests for a schema go out as such: until the server was seen not to know them."""
+        return self._schemas
+
+    def complete(self, body: dict[str, Any], refused: Callable[[ChatError], None]) -> dict[str, Any]:
+        """What is kept of a completion: content, tool calls, finish reason, model, token counts. Raises ChatError.
+
+        A refusal that tells how to ask is told to `refused`, and the same is asked that way.
+        """
         while True:
             sent = self._fitted(body)
             try:
-                return kept(self.exchange("POST", "/chat/completions", json=sent))
+                reply = kept(self.exchange("POST", "/chat/completions", json=sent))
             except ChatError as error:
                 if error.kind != "refused" or not self._learns(sent, error.detail.lower()):
                     raise
+                refused(error)
+            else:
+                self._answered_schema |= "response_format" in sent
+                return reply
+
+    def answered_without_schema(self) -> None:
+        """Tells that the server answered without a schema what it failed at with one, attempt after attempt.
+
+        It is asked without one from then on, unless it has answered to a schema before: then it was out of order.
+        """
+        self._schemas = self._schemas and self._answered_schema
 
     def close(self) -> None:
         """Closes the connections."""
@@ -81,9 +101,9 @@ class Transport:
         Raises ChatError.
         """
         try:
-            response = self._connection().request(method, self.endpoint.base_url + path, **sent)
-        except httpx.TimeoutException:
-            raise ChatError("timeout", f"no reply within {self.endpoint.timeout:g} s") from None
+            response = within(self.endpoint.timeout, lambda: self._response(method, path, sent))
+        except (httpx.TimeoutException, TimeoutError):
+            raise ChatError("timeout", f"no whole reply within {self.endpoint.timeout:g} s") from None
         except httpx.HTTPError as error:
             raise self._error("unreachable", f"{self.endpoint.base_url}: {error}") from None
         if response.status_code != 200:
@@ -94,8 +114,20 @@ class Transport:
             text = self.endpoint.hide(response.text)
             raise self._error("server", f"the reply is not JSON but {text[:80]!r}") from None
 
-    def _error(self, kind: Kind, detail: str) -> ChatError:
-        return ChatError(kind, whole(self.endpoint.hide(detail)))
+    def _response(self, method: str, path: str, sent: dict[str, Any]) -> httpx.Response:
+        """A whole response. One that comes drop by drop is left when the time of the attempt is over."""
+        end = time.monotonic() + self.endpoint.timeout
+        with self._connection().stream(method, self.endpoint.base_url + path, **sent) as response:
+            content = bytearray()
+            for part in response.iter_bytes():
+                content += part
+                if time.monotonic() > end:
+                    raise TimeoutError
+        headers = [(k, v) for k, v in response.headers.multi_items() if k not in ("content-encoding", "content-length")]
+        return httpx.Response(response.status_code, headers=headers, content=bytes(content))
+
+    def _error(self, kind: Kind, detail: str, status: int = 0) -> ChatError:
+        return ChatError(kind, whole(self.endpoint.hide(detail)), status)
 
     def _failure(self, response: httpx.Response) -> ChatError:
         """The error that a status other than 200 stands for."""
@@ -120,7 +152,7 @@ class Transport:
             return self._error("rate_limited", detail)
         if status == 408:
             return self._error("timeout", detail)
-        return self._error("server" if status >= 500 else "refused", detail)
+        return self._error("server" if status >= 500 else "refused", detail, status)
 
     def _connection(self) -> httpx.Client:
         with self._lock:
@@ -136,6 +168,23 @@ class Transport:
                     trust_env=not self.endpoint.is_local,
                 )
             return self._client
+
+
+def within(seconds: float, work: Callable[[], httpx.Response]) -> httpx.Response:
+    """What `work` returns or raises; TimeoutError when it takes longer, whatever it waits for then.
+
+    The client's own time-outs bound only the silence between two bytes, and those of a header come one by one.
+    """
+    done: Future[httpx.Response] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result(seconds)
 
 
 def _of_moderation(text: str) -> bool:
@@ -162,8 +211,6 @@ def kept(reply: Any) -> dict[str, Any]:
              "text": _arguments(call["function"].get("arguments"))}
             for number, call in enumerate(message.get("tool_calls") or [])
         ]  # fmt: skip
-        if finish in BROKEN_OFF:
-            raise ChatError("server", f"the server ended the reply early ({finish})")
         return {
             "content": whole(_content(message.get("content"))),
             "reasoning": whole(str(message.get("reasoning_content") or message.get("reasoning") or "")),
