@@ -1,6 +1,10 @@
 """What a run shows: its logs, its page, its pace, and where its ranks are."""
 
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,3 +195,61 @@ def test_a_run_that_ends_takes_its_notes_away(tmp_path):
         dog.look()
         assert dog.notes()[0].phase == "start"
     assert not (tmp_path / "ranks").exists()
+
+
+def ranks(tmp_path, said: list[str]) -> list[Watchdog]:
+    """Those of three ranks, in phase `sums`."""
+    dogs = [Watchdog(tmp_path, World(rank, 3, torch.device("cpu"), None), 300, said.append) for rank in range(3)]
+    for dog in dogs:
+        dog.enter("sums")
+    return dogs
+
+
+def fail(dog: Watchdog, error: Exception) -> None:
+    with pytest.raises(type(error)), dog:
+        raise error
+
+
+def test_a_rank_that_waits_for_one_that_failed_ends_and_one_that_moves_does_not(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(watchdog, "time", clock)
+    zero, one, two = ranks(tmp_path, [])
+    clock.now += 5
+    fail(one, MemoryError("out of memory"))
+    assert zero.left_behind() is None
+    clock.now += watchdog.GRACE + 1
+    two.enter("export")
+    assert zero.left_behind() == {"rank": 1, "error": "MemoryError: out of memory", "at": 1005.0}
+    assert two.left_behind() is None
+    later = Watchdog(tmp_path, World(2, 3, torch.device("cpu"), None), 300)  # of the next life
+    clock.now += 2 * watchdog.GRACE
+    assert later.left_behind() is None and two.left_behind() is not None
+    with zero:
+        pass
+    assert not (tmp_path / "ranks").exists()  # a life that ends well leaves nothing
+
+
+STUCK = """
+import sys, threading
+import torch
+from pathlib import Path
+from unify_agent.training import watchdog
+from unify_agent.training.parallel import World
+watchdog.GRACE = 0.0
+with watchdog.Watchdog(Path(sys.argv[1]), World(0, 2, torch.device("cpu"), None), 0.4):
+    print("waits", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_a_process_in_a_collective_ends_when_another_rank_has_failed(tmp_path):
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", STUCK, str(tmp_path)]
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "waits\n"
+    told = {"rank": 1, "error": "MemoryError: none left", "at": time.time() + 1}
+    (tmp_path / "ranks").mkdir(exist_ok=True)
+    (tmp_path / "ranks" / watchdog.FAILED).write_text(json.dumps(told))
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "rank 1 has failed (MemoryError: none left); the other ranks end too" in said
