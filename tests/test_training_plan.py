@@ -213,6 +213,32 @@ def test_adapters_are_counted_as_what_is_trained():
     assert adapted["network"]["scattered_gib"] < plain["network"]["scattered_gib"] / 2
 
 
+def test_host_memory_is_that_of_a_copy_and_of_what_is_offloaded_for_each_rank_of_a_node():
+    plain = told_anew("parallel.dtype=bf16")
+    trained, total = plain["parameters"]["trainable"], plain["parameters"]["total"]
+    copy = plain["host_gib"]["checkpoint"] * 2**30
+    assert copy == pytest.approx((4 * total + 12 * trained) / 2, rel=0.01)  # of two shards
+    assert plain["host_gib_per_node"] == pytest.approx(2 * plain["host_gib"]["checkpoint"])
+    assert told_anew("planning.node=1")["host_gib_per_node"] == pytest.approx(plain["host_gib"]["checkpoint"])
+    assert told_anew("checkpoint.asynchronous=false")["host_gib"] == {}
+    away = told_anew("parallel.offload=true", "parallel.dtype=bf16", "checkpoint.asynchronous=false")
+    assert away["host_gib_per_node"] * 2**30 == pytest.approx(4 * total + 16 * trained, rel=0.01)
+
+
+RECIPES = {"sft_64xh20": (64, "h20", 95.6), "sft_8gpu": (8, "h100_80gb", 79.6), "sft_1gpu": (1, "h100_80gb", 79.6)}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_fits_the_cards_it_is_for(recipe):
+    ranks, card, gib = RECIPES[recipe]
+    found = told(f"+recipe={recipe}")
+    assert (found["world_size"], found["card"]["name"], found["card"]["gib"]) == (ranks, card, gib)
+    assert found["fits"] and found["memory_gib"]["total"] < 0.95 * gib
+    assert found["parameters"]["trainable"] == PARAMETERS - FROZEN
+    if recipe == "sft_1gpu":  # offloaded: weights, gradients, two moments, average; no copy beside them
+        assert found["host_gib_per_node"] * 2**30 == pytest.approx(20 * PARAMETERS, rel=0.01)
+
+
 def test_traffic_between_nodes_takes_the_networks_time():
     slow = told_anew("planning.node=1", "planning.network=1")["network"]
     fast = told_anew("planning.node=1", "planning.network=100")["network"]

@@ -22,7 +22,7 @@ from unify_agent.training.planning.cards import Card, card_of
 from unify_agent.training.planning.flops import Flops, flops
 from unify_agent.training.planning.memory import Layout, Memory, Readings, memory
 from unify_agent.training.planning.network import Network, network
-from unify_agent.training.planning.parameters import Held, Parameter, held, parameters_of
+from unify_agent.training.planning.parameters import Held, Parameter, held, parameters_of, saved
 from unify_agent.training.planning.probe import Encoding
 from unify_agent.training.planning.workload import Load, Workload, shape_of, workload
 
@@ -87,6 +87,11 @@ class Plan:
         return self.accumulation * self.flops.total / (seconds * self.card.flops)
 
     @property
+    def host(self) -> int:
+        """Bytes of host memory that the ranks of a node hold."""
+        return sum(self.memory.host.values()) * min(self.world, self.config.planning.node)
+
+    @property
     def fits(self) -> bool:
         return self.memory.total <= self.card.gib * 2**30
 
@@ -123,6 +128,7 @@ def planned(
         compute=compute_type(settings).itemsize,
         offload=settings.offload,
         partial=mesh[0] > 1 and settings.packs_per_step > world,
+        copied=saved(parameters, mesh[1], config.lora.rank > 0) if config.checkpoint.asynchronous else 0,
     )
     needed = memory(shape.llm, parameters, counted, layout, readings, work.largest, config.model.attention)
     loads = tuple(Load.of(batch) for batch in work.typical)
