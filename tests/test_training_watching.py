@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from tests.planning_tools import SHORT, SMALL, packed, trained
+from unify_agent.datasets.loader import StepData
+from unify_agent.errors import UserError
 from unify_agent.training import logs, meter, summary, watchdog
 from unify_agent.training.config import Config
 from unify_agent.training.console import line
 from unify_agent.training.logs import RunLog
 from unify_agent.training.metrics import read
 from unify_agent.training.parallel import World
+from unify_agent.training.planning.cards import Card
+from unify_agent.training.planning.flops import flops
+from unify_agent.training.planning.parameters import parameters_of
+from unify_agent.training.planning.workload import Load
 from unify_agent.training.samples import Sample
 from unify_agent.training.watchdog import Watchdog
 
@@ -65,6 +72,21 @@ def test_wandb_without_a_key_is_written_offline_and_goes_on_under_the_same_id(tm
     assert files == [f"run-{kept}.wandb"] * len(files) and files
     assert (run / logs.WANDB_ID).read_text() == kept
     assert list(run.glob("wandb/offline-run-*/files/media/images/samples*.png"))
+
+
+def test_a_service_that_cannot_be_reached_is_one_line_with_the_way_out(tmp_path, no_key, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    asked = {}
+
+    def unreachable(**settings):
+        asked.update(settings)
+        raise wandb.errors.CommError("no route\nto host")
+
+    monkeypatch.setattr(wandb, "init", unreachable)
+    with pytest.raises(UserError, match=r"no route to host; WANDB_MODE=offline") as caught:
+        RunLog(configured(tmp_path / "run", wandb=True), 0, {})
+    assert asked["mode"] is None and asked["resume"] == "allow" and "kkk" not in str(caught.value)
 
 
 def test_a_key_left_by_wandb_login_counts(no_key, tmp_path, monkeypatch):
@@ -139,6 +161,20 @@ def test_the_page_of_a_run_says_what_it_was_and_shows_its_losses_and_samples(tmp
 def test_a_card_is_known_by_what_its_driver_calls_it(name, card):
     found = meter.card_named(name)
     assert (found and found.name.partition("_")[0]) == (card and card.partition("_")[0])
+
+
+def test_mfu_is_what_the_model_needs_over_what_the_ranks_cards_could_do(monkeypatch):
+    """Not counted: what checkpointing computes again. Counted: the wait for data, of all ranks."""
+    model, batch = trained(), packed(*SHORT)
+    monkeypatch.setattr(meter, "card_here", lambda device: Card("small", 1.0, 2e-3, 1.0))  # 2 GFLOP/s
+    read = meter.Meter(World(0, 1, torch.device("cpu"), None), model, SMALL)
+    row = read.read(StepData([batch], epoch=0, step=0, wait=0.25), 500, 4.0)
+    needed = flops(SMALL, parameters_of(model), Load.of(batch), "full")
+    assert needed.recomputed > 0
+    assert row["mfu"] == pytest.approx(needed.total / 4.0 / 2e9, abs=1e-5)
+    assert row["tflops"] == pytest.approx(needed.total / 4.0 / 1e12, abs=1e-6)
+    assert (row["tokens_per_second"], row["loader_seconds"]) == (125.0, 0.25)
+    assert "over the 0 TFLOP/s of a small" in read.definition and "visible pairs" in read.definition
 
 
 def test_the_memory_of_a_cpu_process_is_what_it_holds():
