@@ -100,6 +100,19 @@ def test_a_save_waits_for_the_one_under_way(tmp_path, monkeypatch):
     saver.close()
 
 
+def test_the_next_save_tells_that_the_one_before_failed(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    saver = checkpoint.Saver(tmp_path, ALONE, keep=1)
+    monkeypatch.setattr(checkpoint.dcp, "save", full)
+    saver.save(1, tensors(1.0), {})
+    with pytest.raises(UserError, match=r"step_0000001: checkpoint cannot be written \(No space left"):
+        saver.save(2, tensors(2.0), {})
+    assert list(tmp_path.iterdir()) == []
+    saver.close()
+
+
 def test_a_save_holds_what_there_was_when_it_was_called(tmp_path, monkeypatch):
     go, write = threading.Event(), checkpoint.dcp.save
     monkeypatch.setattr(checkpoint.dcp, "save", lambda *a, **k: (go.wait(60), write(*a, **k))[1])
@@ -125,6 +138,17 @@ def test_only_the_newest_complete_checkpoints_are_kept(saver, tmp_path):
     saver.save(6, tensors(6.0), {}, prune=False)
     saver.wait()
     assert [each.step for each in checkpoint.complete(tmp_path)] == [4, 5, 6]
+
+
+def test_a_checkpoint_that_is_being_deleted_has_lost_its_marker_first(saver, tmp_path, monkeypatch):
+    save(saver, 1)
+    there = []
+    monkeypatch.setattr(
+        checkpoint.shutil, "rmtree", lambda path, **_: there.append((path.name, (path / checkpoint.MARKER).exists()))
+    )
+    save(saver, 2)
+    assert ("step_0000001", False) in there
+    assert [each.step for each in checkpoint.complete(tmp_path)] == [2]
 
 
 def test_a_folder_without_its_marker_is_no_checkpoint(saver, tmp_path):

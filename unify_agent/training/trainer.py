@@ -104,7 +104,7 @@ class Trainer:
         try:
             while self.done < config.steps:
                 self.watchdog.step = self.done + 1
-                row, stop = self._step(steps, console, bool(caught) or self.saver.failed)
+                row, stop = self._step(steps, console, caught)
                 if self.samples.due(self.done):
                     self.watchdog.enter("samples")
                     drawn = self.samples.draw(self.done)
@@ -137,11 +137,12 @@ class Trainer:
                 log.close()
         return self._finish(console)
 
-    def _step(self, steps: Iterator[StepData], console: Console, stop: bool) -> tuple[dict[str, Any], bool]:
+    def _step(self, steps: Iterator[StepData], console: Console, caught: list[int]) -> tuple[dict[str, Any], bool]:
         """One optimiser step: its row of metrics, and whether any rank wants to stop after it."""
         started = time.perf_counter()
         self.watchdog.enter("loader")
         data = next(steps)
+        stop = bool(caught) or self.saver.failed
         try:
             row = self.stepper.step(self.done, data.packs, skipped=len(data.skipped), stop=stop)
         except Fault:
