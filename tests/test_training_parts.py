@@ -159,6 +159,8 @@ def test_a_folder_without_its_marker_is_no_checkpoint(saver, tmp_path):
     (tmp_path / "step_0000002" / checkpoint.MARKER).unlink()
     (tmp_path / ".step_0000003.tmp").mkdir()
     assert checkpoint.latest(tmp_path).step == 1
+    save(saver, 4)  # clears away what was left half-written and half-deleted
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_0000001", "step_0000004"]
 
 
 def test_a_failed_save_keeps_the_last_good_checkpoint_and_says_so(saver, tmp_path, monkeypatch):

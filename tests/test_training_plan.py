@@ -6,10 +6,13 @@ import re
 import resource
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import train
 from tests.planning_tools import SHORT, planned
@@ -262,6 +265,34 @@ def test_traffic_between_nodes_takes_the_networks_time():
 def test_what_cannot_be_planned_or_run_is_refused_with_the_nearest(overrides, says):
     with pytest.raises(UserError, match=re.escape(says)):
         plan(compose(overrides))
+
+
+@cache
+def paper_run():
+    """A configuration to change."""
+    return compose(["+recipe=sft_64xh20"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    world=st.integers(1, 96),
+    replicate=st.none() | st.integers(1, 16),
+    shard=st.none() | st.integers(1, 16),
+    packs=st.integers(1, 200),
+)
+def test_whoever_follows_a_refusal_of_the_mesh_is_not_refused_again(world, replicate, shard, packs):
+    config = paper_run()
+    config.planning.world = world
+    config.parallel.replicate, config.parallel.shard, config.parallel.packs_per_step = replicate, shard, packs
+    try:
+        mesh = mesh_of(config)
+    except UserError as error:
+        advice = re.findall(r"parallel\.(\w+)=(\d+)", str(error).rpartition("the nearest")[2])
+        assert advice
+        for key, value in advice:
+            setattr(config.parallel, key, int(value))
+        mesh = mesh_of(config)
+    assert mesh[0] * mesh[1] == world and config.parallel.packs_per_step % world == 0
 
 
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does(monkeypatch, capsys):

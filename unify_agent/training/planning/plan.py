@@ -158,15 +158,17 @@ def mesh_of(config: Config) -> tuple[int, int]:
     if world is None:
         known = [each for each in (settings.replicate, settings.shard) if each is not None]
         world = known[0] * known[1] if len(known) == 2 else int(os.environ.get("WORLD_SIZE", "0")) or max(known or [1])
+    dealt = f"parallel.packs_per_step={-(-settings.packs_per_step // world) * world}"
+    even = settings.packs_per_step % world == 0
     try:
         mesh = parallel.mesh_shape(settings, world)
     except UserError as error:
-        raise UserError(f"{error}; the nearest mesh is {_nearest_mesh(settings, world)}") from None
-    if settings.packs_per_step % world:
-        more = -(-settings.packs_per_step // world) * world
+        more = "" if even else f" {dealt}"
+        raise UserError(f"{error}; the nearest mesh is {_nearest_mesh(settings, world)}{more}") from None
+    if not even:
         raise UserError(
             f"parallel.packs_per_step={settings.packs_per_step} is no multiple of {world} ranks; the nearest that is: "
-            f"parallel.packs_per_step={more}"
+            f"{dealt}"
         )
     return mesh
 
