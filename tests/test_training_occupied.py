@@ -75,6 +75,15 @@ def test_a_forked_worker_does_not_keep_the_folder(tmp_path):
     assert held.stdout == b"held\n"
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match=r"file/run: cannot be written \(Not a directory\)"),
+        occupied(tmp_path / "file" / "run", ALONE),
+    ):
+        pass
+
+
 def test_a_file_system_without_locks_lets_everybody_in(other, tmp_path, monkeypatch):
     def none(*_):
         raise OSError(errno.ENOLCK, "No locks available")

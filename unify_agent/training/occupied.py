@@ -25,29 +25,33 @@ def occupied(folder: Path, world: World) -> Iterator[None]:
     that has no locks lets everybody in.
 
     Raises:
-        UserError: on every rank, when another run is in there.
+        UserError: on every rank, when another run is in there, or the folder cannot be written to.
     """
-    handle, holder = _taken(folder) if world.main else (None, None)
+    handle, refused = _taken(folder) if world.main else (None, None)
     try:
-        holder = world.gather(holder)[0]
-        if holder is not None:
-            raise UserError(f"{folder}: {holder} trains here already; wait for it, end it, or choose another output")
+        refused = world.gather(refused)[0]
+        if refused is not None:
+            raise UserError(f"{folder}: {refused}")
         yield
     finally:
         if handle is not None:
             os.close(handle)
 
 
-def _taken(folder: Path) -> tuple[int, str | None]:
-    """An open file to close in the end, and who holds the lock if this process does not."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _taken(folder: Path) -> tuple[int | None, str | None]:
+    """An open file to close in the end, and why this process may not enter, if so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        return None, f"cannot be written ({error.strerror})"
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             return handle, None
-        return handle, os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+        holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+        return handle, f"{holder} trains here already; wait for it, end it, or choose another output"
     with suppress(OSError):  # a full disk is for others to tell
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
