@@ -14,7 +14,6 @@ fail() {
 
 # prepare FOLDER CODE: settings, traps, and the code that this job and its requeued lives run.
 prepare() {
-  [[ -f train.py && -f infer.py ]] || fail "$PWD is no checkout of unify-agent; submit the job from one"
   mkdir -p "$1"
   echo '*' >"$1/.gitignore"
   settings "$1"
@@ -124,6 +123,7 @@ finish() {
 # train RUN CODE OVERRIDES...: a training on every GPU of the job, begun or continued in the folder RUN.
 train() {
   local run=$1 status=0 setting
+  local output="output='${1//\'/\\\'}'"  # in quotes Hydra takes any character for itself
   alone "$1"
   prepare "$1" "$2"
   shift 2
@@ -133,9 +133,9 @@ train() {
   read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   MASTER_PORT=$(free_port "$MASTER_ADDR")
   export MASTER_ADDR MASTER_PORT
-  step bash "$code/slurm/node.sh" "$code/train.py" "$@" output="$run" preflight=true || status=$?
+  step bash "$code/slurm/node.sh" "$code/train.py" "$@" "$output" preflight=true || status=$?
   if [[ $status == 0 && -z $stopping ]]; then
-    step bash "$code/slurm/node.sh" "$code/train.py" "$@" output="$run" || status=$?
+    step bash "$code/slurm/node.sh" "$code/train.py" "$@" "$output" || status=$?
   fi
   finish "$status" "$run" commit.json
 }

@@ -14,7 +14,7 @@ STUB = os.environ.get("STUB", "").split()
 
 
 def run_folder() -> Path:
-    return Path(next(each for each in sys.argv if each.startswith("output=")).removeprefix("output="))
+    return Path(next(each for each in sys.argv if each.startswith("output=")).removeprefix("output=").strip("'"))
 
 
 def save(folder: Path) -> None:

@@ -156,12 +156,34 @@ def test_a_new_job_continues_a_run_that_is_named_and_no_other_job_works_on(home)
     assert first.wait() == 0
     run = f"outputs/sft_8gpu-{first.number}"
     second = job(home, "sft_8gpu.sbatch", RUN=run)
-    assert second.wait() == 0 and f"output={run}" in calls(second)[-1]["arguments"]
+    assert second.wait() == 0 and f"output='{run}'" in calls(second)[-1]["arguments"]
     third = job(home, "sft_8gpu.sbatch", RUN=run, FAKE_QUEUE=str(second.number))
     assert third.wait() == 2 and not third.steps
     assert f"{run}: job {second.number}, which is not over yet" in third.text
     fourth = job(home, "sft_8gpu.sbatch", "output=elsewhere")
     assert fourth.wait() == 2 and "RUN=FOLDER" in fourth.text
+
+
+def test_odd_names_and_paths_with_spaces_reach_the_run_as_they_are(tmp_path):
+    home = checkout(tmp_path / "my checkout")
+    for name in ("it's lr=5e-5, (try 2) [a]: x", "a/b"):
+        made = job(home, "sft_8gpu.sbatch", SLURM_JOB_NAME=name)
+        assert made.wait() == 0, made.text
+        run = home / f"outputs/{name}-{made.number}"
+        script = torchrun(calls(made)[-1]["arguments"])
+        config = load_config(script.training_script_args, ROOT / "configs", ROOT / "recipes")
+        assert home / config.output == run and Path(script.training_script).resolve() == run / "code/train.py"
+        assert calls(made)[-1]["environment"]["TORCH_FR_DUMP_TEMP_FILE"] == f"{run.relative_to(home)}/flight/rank_"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_that_is_not_submitted_from_a_checkout_says_so(home, tmp_path, script):
+    outside = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "x"}
+    for folder, environment in ((home, {"PATH": "/usr/bin:/bin"}), (tmp_path, outside)):
+        command = ["bash", str(script), "requests.jsonl"]
+        made = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert made.returncode == 2 and made.stderr.startswith("error: submit this script with sbatch, from a checkout")
+        assert made.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 def array(home: Path, task: int, *arguments: str, tasks: str = "1 8 8", **env: str) -> Job:

@@ -13,6 +13,7 @@ from tests.training_ranks import compose
 from tests.training_toy import write_start
 from unify_agent.errors import UserError
 from unify_agent.training import checkpoint, readiness
+from unify_agent.training.assembly import assemble
 from unify_agent.training.export import commit
 from unify_agent.training.preflight import preflight
 from unify_agent.training.readiness import Note, judged, look
@@ -109,6 +110,50 @@ def test_a_disk_without_room_for_all_checkpoints_is_an_error(settings, monkeypat
     assert "a checkpoint takes" in facts[-1] and "3 more and the exported model" in facts[-1]
     monkeypatch.setattr(readiness.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     assert "0.0 MiB are free" in judged(settings, notes("a")).errors[0]
+
+
+def test_a_node_without_the_host_memory_for_what_is_offloaded_and_copied_is_an_error(settings):
+    seen = notes("a", "a", memory=1)
+    (text,) = judged(settings, seen).errors
+    assert text.startswith("a: the ranks of a node keep ") and "checkpoint.asynchronous=false" in text
+    copies = float(text.partition("keep ")[2].split()[0])
+    settings.checkpoint.asynchronous = False
+    assert judged(settings, seen).errors == []
+    settings.parallel.offload = True
+    (text,) = judged(settings, seen).errors
+    offloaded = float(text.partition("keep ")[2].split()[0])
+    assert offloaded == pytest.approx(copies * 20 / 16, rel=0.05)  # gradients too
+    for note in seen:
+        note.memory = 1 << 40
+    assert judged(settings, seen).errors == []
+
+
+def test_host_memory_is_what_the_control_groups_leave(tmp_path):
+    machine = readiness.host_memory(tmp_path)
+    assert machine == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("1:name=x:/y\n0::/slurm/job_1/step\n")
+    groups = tmp_path / "sys/fs/cgroup/slurm/job_1/step"
+    groups.mkdir(parents=True)
+    (groups / "memory.max").write_text("max\n")
+    assert readiness.host_memory(tmp_path) == machine
+    (groups.parent / "memory.max").write_text("1000\n")
+    assert readiness.host_memory(tmp_path) == 1000
+
+
+def test_a_checkpoint_of_adapters_takes_what_is_trained(settings, monkeypatch):
+    pytest.importorskip("peft")
+    plain = judged(settings, notes("a")).facts[-1]
+    settings.model.init, settings.lora.rank = "pretrained", 2
+    monkeypatch.setattr(readiness, "assemble", lambda config, world: assemble(replace_init(config), world))
+    adapted = judged(settings, notes("a")).facts[-1]
+    sizes = [float(text.partition("a checkpoint takes ")[2].split()[0]) for text in (plain, adapted)]
+    assert sizes[1] < 0.7 * sizes[0]
+
+
+def replace_init(config):
+    """The same run from random weights, which a test has."""
+    return replace(config, model=replace(config.model, init="random"))
 
 
 def test_what_a_checkpoint_takes_is_what_it_then_takes(settings):

@@ -24,6 +24,7 @@ from unify_agent.training.assembly import assemble
 from unify_agent.training.export import architecture_hash, export_run
 from unify_agent.training.metrics import read
 from unify_agent.training.trainer import Trainer, fit
+from unify_agent.training.watchdog import Watchdog
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +214,8 @@ def test_a_tokenizer_that_needs_more_rows_grows_the_table_and_the_export_says_so
         [*base, "model.init=pretrained", "model.arch=null", f"model.path={path}", f"output={tmp_path / 'run'}"]
     )
     world = parallel.start(config.parallel)
-    trainer = Trainer(config, world, assemble(config, world))
+    watchdog = Watchdog(tmp_path / "run", world, 300)
+    trainer = Trainer(config, world, assemble(config, world), watchdog)
     assert "grown from 264 to 320 rows" in trainer.parts.origin
     trainer._save()
     trainer.saver.wait()

@@ -12,7 +12,8 @@ from tests.training_toy import write_start
 from unify_agent.errors import STOPPED, UserError
 from unify_agent.training import trainer
 from unify_agent.training.assembly import assemble
-from unify_agent.training.checkpoint import complete
+from unify_agent.training.checkpoint import complete, shapes
+from unify_agent.training.checkpoint import read as read_tensors
 from unify_agent.training.config import Config
 from unify_agent.training.guards import Fault, Guards, PackLoss
 from unify_agent.training.metrics import read
@@ -118,6 +119,30 @@ def test_a_stopped_run_keeps_the_state_before_and_goes_on_without_the_sample(bas
     assert sum(row.get("skipped/left out", 0) for row in rows) >= 1
     assert "skipped toy:s5: left out" in capsys.readouterr().out
     assert "left out" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_spike_changes_no_weight_takes_no_checkpoints_place_and_is_one_in_the_next_life_too(
+    base, tmp_path, monkeypatch
+):
+    def loud(config, world):
+        """From the sixth step on the latents are thirty times too large."""
+        parts = assemble(config, world)
+        encode, log = parts.encode, tmp_path / "run" / "metrics.jsonl"
+        parts.encode = lambda batch: encode(batch) * (30.0 if len(read(log)) >= 5 else 1.0)
+        return parts
+
+    settings = [*base, "checkpoint.every=3", "guards.spike=3", "guards.spike_steps=5", "optim.schedule=constant"]
+    assert trainer.fit(compose([*settings, f"output={tmp_path / 'calm'}", "steps=5"])) == 0
+    monkeypatch.setattr(trainer, "assemble", loud)
+    for _ in range(2):
+        with pytest.raises(Fault, match=r"step 6: loss .* times the median .* of the last 5 steps"):
+            trainer.fit(compose([*settings, f"output={tmp_path / 'run'}"]))
+        found = complete(tmp_path / "run" / "checkpoints")
+        assert [each.step for each in found] == [3, 5]
+    calm = complete(tmp_path / "calm" / "checkpoints")[-1]
+    names = [name for name in shapes(calm) if not name.startswith("random/")]
+    expected, kept = read_tensors(calm, names), read_tensors(found[-1], names)
+    assert calm.step == 5 and all(torch.equal(kept[name], expected[name]) for name in names)
 
 
 def test_an_unknown_sample_to_leave_out_is_refused(base, tmp_path):

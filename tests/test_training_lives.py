@@ -4,6 +4,7 @@ import json
 import os
 import random
 import select
+import signal
 import time
 from pathlib import Path
 from threading import Thread
@@ -81,6 +82,26 @@ def test_a_rank_killed_while_saving_costs_two_ranks_nothing(base, unbroken, tmp_
     assert abs(pictures(tmp_path / "run") - drawn).max() <= 1  # both ranks took part in drawing from sharded weights
 
 
+def test_generators_of_the_whole_process_go_on_where_they_were(base, tmp_path):
+    source = "data.sources=[{kind: 'tests.training_lives:MoodySource'}]"
+    assert run([*base, source, f"output={tmp_path / 'whole'}"])[0] == 0
+    for steps in (2, 4):
+        assert run([*base, source, f"output={tmp_path / 'parts'}", f"steps={steps}"])[0] == 0
+    whole, parts = rows(tmp_path / "whole"), rows(tmp_path / "parts")
+    assert parts == whole and len({row["loss"] for row in whole}) == 4
+
+
+def test_when_one_rank_is_asked_to_stop_all_save_the_same_step_and_end(base, unbroken, tmp_path):
+    source = "data.sources=[{kind: 'tests.training_lives:AskedSource'}]"
+    command = [*base, f"output={tmp_path / 'run'}", "checkpoint.every=100"]
+    code, _ = run([*command, source], ranks=2)
+    assert code == 128 + signal.SIGTERM
+    assert [each.step for each in complete(tmp_path / "run" / "checkpoints")] == [1]
+    assert len(rows(tmp_path / "run")) == 1
+    assert run(command, ranks=2)[0] == 0
+    same(rows(tmp_path / "run"), unbroken[0], 1e-6)
+
+
 def test_two_ranks_then_one_then_four_go_on_with_the_same_losses(base, unbroken, tmp_path):
     expected = unbroken[0]
     command = [*base, f"output={tmp_path / 'run'}"]
@@ -124,12 +145,14 @@ def test_when_a_rank_stalls_the_ranks_and_their_phases_are_printed(base, tmp_pat
     pipe, release = os.open(told, os.O_RDWR), os.open(stalled, os.O_RDWR)  # so that both open at once
     work = Thread(target=lambda: codes.append(run(command, ranks=2, stderr=told)[0]))
     work.start()
-    text, until = "", time.monotonic() + 200
-    while work.is_alive() and not ({("0", "counts"), ("1", "loader")} <= placed(text)) and time.monotonic() < until:
+    stacks = tmp_path / "run" / "ranks" / "rank_0001.stack"
+    text, where, until = "", "", time.monotonic() + 200
+    while work.is_alive() and time.monotonic() < until:
         if select.select([pipe], [], [], 1)[0]:
             text += os.read(pipe, 1 << 16).decode()
-    stacks = tmp_path / "run" / "ranks" / "rank_0001.stack"
-    where = stacks.read_text() if stacks.exists() else ""
+        where = stacks.read_text() if stacks.exists() else ""
+        if {("0", "counts"), ("1", "loader")} <= placed(text) and "in document" in where:
+            break
     os.write(release, b"go on")
     os.close(release)
     work.join()

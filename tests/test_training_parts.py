@@ -100,6 +100,19 @@ def test_a_save_waits_for_the_one_under_way(tmp_path, monkeypatch):
     saver.close()
 
 
+def test_the_next_save_tells_that_the_one_before_failed(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    saver = checkpoint.Saver(tmp_path, ALONE, keep=1)
+    monkeypatch.setattr(checkpoint.dcp, "save", full)
+    saver.save(1, tensors(1.0), {})
+    with pytest.raises(UserError, match=r"step_0000001: checkpoint cannot be written \(No space left"):
+        saver.save(2, tensors(2.0), {})
+    assert list(tmp_path.iterdir()) == []
+    saver.close()
+
+
 def test_a_save_holds_what_there_was_when_it_was_called(tmp_path, monkeypatch):
     go, write = threading.Event(), checkpoint.dcp.save
     monkeypatch.setattr(checkpoint.dcp, "save", lambda *a, **k: (go.wait(60), write(*a, **k))[1])
@@ -127,6 +140,17 @@ def test_only_the_newest_complete_checkpoints_are_kept(saver, tmp_path):
     assert [each.step for each in checkpoint.complete(tmp_path)] == [4, 5, 6]
 
 
+def test_a_checkpoint_that_is_being_deleted_has_lost_its_marker_first(saver, tmp_path, monkeypatch):
+    save(saver, 1)
+    there = []
+    monkeypatch.setattr(
+        checkpoint.shutil, "rmtree", lambda path, **_: there.append((path.name, (path / checkpoint.MARKER).exists()))
+    )
+    save(saver, 2)
+    assert ("step_0000001", False) in there
+    assert [each.step for each in checkpoint.complete(tmp_path)] == [2]
+
+
 def test_a_folder_without_its_marker_is_no_checkpoint(saver, tmp_path):
     saver.keep = 3
     for step in (1, 2):
@@ -135,6 +159,8 @@ def test_a_folder_without_its_marker_is_no_checkpoint(saver, tmp_path):
     (tmp_path / "step_0000002" / checkpoint.MARKER).unlink()
     (tmp_path / ".step_0000003.tmp").mkdir()
     assert checkpoint.latest(tmp_path).step == 1
+    save(saver, 4)  # clears away what was left half-written and half-deleted
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_0000001", "step_0000004"]
 
 
 def test_a_failed_save_keeps_the_last_good_checkpoint_and_says_so(saver, tmp_path, monkeypatch):

@@ -6,10 +6,13 @@ import re
 import resource
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import train
 from tests.planning_tools import SHORT, planned
@@ -213,6 +216,32 @@ def test_adapters_are_counted_as_what_is_trained():
     assert adapted["network"]["scattered_gib"] < plain["network"]["scattered_gib"] / 2
 
 
+def test_host_memory_is_that_of_a_copy_and_of_what_is_offloaded_for_each_rank_of_a_node():
+    plain = told_anew("parallel.dtype=bf16")
+    trained, total = plain["parameters"]["trainable"], plain["parameters"]["total"]
+    copy = plain["host_gib"]["checkpoint"] * 2**30
+    assert copy == pytest.approx((4 * total + 12 * trained) / 2, rel=0.01)  # of two shards
+    assert plain["host_gib_per_node"] == pytest.approx(2 * plain["host_gib"]["checkpoint"])
+    assert told_anew("planning.node=1")["host_gib_per_node"] == pytest.approx(plain["host_gib"]["checkpoint"])
+    assert told_anew("checkpoint.asynchronous=false")["host_gib"] == {}
+    away = told_anew("parallel.offload=true", "parallel.dtype=bf16", "checkpoint.asynchronous=false")
+    assert away["host_gib_per_node"] * 2**30 == pytest.approx(4 * total + 16 * trained, rel=0.01)
+
+
+RECIPES = {"sft_64xh20": (64, "h20", 95.6), "sft_8gpu": (8, "h100_80gb", 79.6), "sft_1gpu": (1, "h100_80gb", 79.6)}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_fits_the_cards_it_is_for(recipe):
+    ranks, card, gib = RECIPES[recipe]
+    found = told(f"+recipe={recipe}")
+    assert (found["world_size"], found["card"]["name"], found["card"]["gib"]) == (ranks, card, gib)
+    assert found["fits"] and found["memory_gib"]["total"] < 0.95 * gib
+    assert found["parameters"]["trainable"] == PARAMETERS - FROZEN
+    if recipe == "sft_1gpu":  # offloaded: weights, gradients, two moments, average; no copy beside them
+        assert found["host_gib_per_node"] * 2**30 == pytest.approx(20 * PARAMETERS, rel=0.01)
+
+
 def test_traffic_between_nodes_takes_the_networks_time():
     slow = told_anew("planning.node=1", "planning.network=1")["network"]
     fast = told_anew("planning.node=1", "planning.network=100")["network"]
@@ -236,6 +265,34 @@ def test_traffic_between_nodes_takes_the_networks_time():
 def test_what_cannot_be_planned_or_run_is_refused_with_the_nearest(overrides, says):
     with pytest.raises(UserError, match=re.escape(says)):
         plan(compose(overrides))
+
+
+@cache
+def paper_run():
+    """A configuration to change."""
+    return compose(["+recipe=sft_64xh20"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    world=st.integers(1, 96),
+    replicate=st.none() | st.integers(1, 16),
+    shard=st.none() | st.integers(1, 16),
+    packs=st.integers(1, 200),
+)
+def test_whoever_follows_a_refusal_of_the_mesh_is_not_refused_again(world, replicate, shard, packs):
+    config = paper_run()
+    config.planning.world = world
+    config.parallel.replicate, config.parallel.shard, config.parallel.packs_per_step = replicate, shard, packs
+    try:
+        mesh = mesh_of(config)
+    except UserError as error:
+        advice = re.findall(r"parallel\.(\w+)=(\d+)", str(error).rpartition("the nearest")[2])
+        assert advice
+        for key, value in advice:
+            setattr(config.parallel, key, int(value))
+        mesh = mesh_of(config)
+    assert mesh[0] * mesh[1] == world and config.parallel.packs_per_step % world == 0
 
 
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does(monkeypatch, capsys):

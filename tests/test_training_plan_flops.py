@@ -7,7 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.planning_tools import BASE, SHORT, SMALL, packed, trained
 from unify_agent.interleave.visibility import dense_mask
 from unify_agent.model.config import BAGEL_7B_MOT, TINY
-from unify_agent.training.config import ParallelConfig
+from unify_agent.model.loading import on_meta
+from unify_agent.training import lora
+from unify_agent.training.config import LoraConfig, ParallelConfig
 from unify_agent.training.parallel import World
 from unify_agent.training.parallelize import parallelize
 from unify_agent.training.planning.flops import encoder_flops, flops
@@ -20,10 +22,10 @@ def addmm_in_place(into, a, b, **_) -> int:
     return 2 * a[0] * a[1] * b[1]
 
 
-def counted(batch, checkpointing="none") -> int:
+def counted(batch, checkpointing="none", model=None) -> int:
     """Operations of a real training step's forward and backward pass; the counter knows no attention on a CPU."""
     world = World(0, 1, torch.device("cpu"), None)
-    model = parallelize(trained(), world, ParallelConfig(checkpointing=checkpointing))
+    model = parallelize(model or trained(), world, ParallelConfig(checkpointing=checkpointing))
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: addmm_in_place}) as counter:
         out = model(batch, torch.zeros(len(batch.latent_at), 64))
         (out.ce + out.mse).backward()
@@ -35,6 +37,22 @@ def test_linear_operations_are_those_that_torch_counts(more):
     batch = packed(*SHORT, *more)
     expected = flops(SMALL, parameters_of(trained()), Load.of(batch), "none")
     assert expected.linear == pytest.approx(counted(batch), rel=1e-6)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
+def test_adapters_spare_what_torch_does_not_count(checkpointing):
+    pytest.importorskip("peft")
+    model = lora.adapt(on_meta(SMALL), LoraConfig(rank=4)).to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    batch = packed(*SHORT)
+    expected = flops(SMALL, parameters_of(model), Load.of(batch), checkpointing)
+    found = counted(batch, checkpointing, model)
+    assert expected.linear + expected.recomputed == pytest.approx(found, rel=1e-6 if checkpointing == "none" else 0.02)
+    front = expected.parts["ViT"] + expected.parts["connector"]
+    full = flops(SMALL, parameters_of(trained()), Load.of(batch), "none").parts
+    assert front < (full["ViT"] + full["connector"]) / 2.5
+    assert expected.parts["ViT attention"] == full["ViT attention"] / 3
 
 
 @pytest.mark.parametrize("checkpointing", ["full", "selective"])

@@ -12,7 +12,9 @@ import pytest
 from tests.training_ranks import compose
 from tests.training_toy import write_start
 from unify_agent.errors import UserError
+from unify_agent.training import trainer
 from unify_agent.training.checkpoint import complete
+from unify_agent.training.logs import RunLog
 from unify_agent.training.metrics import read
 from unify_agent.training.trainer import fit
 
@@ -100,6 +102,20 @@ def test_a_run_goes_on_with_another_number_of_packs_per_step(base, tmp_path):
     assert len(made) == 8 and sum(row["samples"] for row in first) == 12
     changes = complete(tmp_path / "checkpoints")[-1].meta["data"]["packs_per_step"]
     assert changes == [[0, 2], [2, 1]]
+
+
+def test_ids_of_the_run_at_services_come_back_from_the_checkpoint(base, tmp_path, monkeypatch):
+    given = []
+
+    class Log(RunLog):
+        def __init__(self, config, done, ids):
+            given.append(dict(ids))
+            super().__init__(config, done, ids or {"wandb": "0a1b2c3d"})
+
+    monkeypatch.setattr(trainer, "RunLog", Log)
+    for steps in (2, 3):
+        assert fit(compose([*base, f"output={tmp_path}", f"steps={steps}"])) == 0
+    assert given == [{}, {"wandb": "0a1b2c3d"}]
 
 
 def test_a_run_on_other_data_does_not_continue_silently(base, unbroken):

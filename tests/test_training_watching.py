@@ -1,17 +1,28 @@
 """What a run shows: its logs, its page, its pace, and where its ranks are."""
 
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.planning_tools import SHORT, SMALL, packed, trained
+from unify_agent.datasets.loader import StepData
+from unify_agent.errors import UserError
 from unify_agent.training import logs, meter, summary, watchdog
 from unify_agent.training.config import Config
 from unify_agent.training.console import line
 from unify_agent.training.logs import RunLog
 from unify_agent.training.metrics import read
 from unify_agent.training.parallel import World
+from unify_agent.training.planning.cards import Card
+from unify_agent.training.planning.flops import flops
+from unify_agent.training.planning.parameters import parameters_of
+from unify_agent.training.planning.workload import Load
 from unify_agent.training.samples import Sample
 from unify_agent.training.watchdog import Watchdog
 
@@ -61,6 +72,21 @@ def test_wandb_without_a_key_is_written_offline_and_goes_on_under_the_same_id(tm
     assert files == [f"run-{kept}.wandb"] * len(files) and files
     assert (run / logs.WANDB_ID).read_text() == kept
     assert list(run.glob("wandb/offline-run-*/files/media/images/samples*.png"))
+
+
+def test_a_service_that_cannot_be_reached_is_one_line_with_the_way_out(tmp_path, no_key, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    asked = {}
+
+    def unreachable(**settings):
+        asked.update(settings)
+        raise wandb.errors.CommError("no route\nto host")
+
+    monkeypatch.setattr(wandb, "init", unreachable)
+    with pytest.raises(UserError, match=r"no route to host; WANDB_MODE=offline") as caught:
+        RunLog(configured(tmp_path / "run", wandb=True), 0, {})
+    assert asked["mode"] is None and asked["resume"] == "allow" and "kkk" not in str(caught.value)
 
 
 def test_a_key_left_by_wandb_login_counts(no_key, tmp_path, monkeypatch):
@@ -137,6 +163,20 @@ def test_a_card_is_known_by_what_its_driver_calls_it(name, card):
     assert (found and found.name.partition("_")[0]) == (card and card.partition("_")[0])
 
 
+def test_mfu_is_what_the_model_needs_over_what_the_ranks_cards_could_do(monkeypatch):
+    """Not counted: what checkpointing computes again. Counted: the wait for data, of all ranks."""
+    model, batch = trained(), packed(*SHORT)
+    monkeypatch.setattr(meter, "card_here", lambda device: Card("small", 1.0, 2e-3, 1.0))  # 2 GFLOP/s
+    read = meter.Meter(World(0, 1, torch.device("cpu"), None), model, SMALL)
+    row = read.read(StepData([batch], epoch=0, step=0, wait=0.25), 500, 4.0)
+    needed = flops(SMALL, parameters_of(model), Load.of(batch), "full")
+    assert needed.recomputed > 0
+    assert row["mfu"] == pytest.approx(needed.total / 4.0 / 2e9, abs=1e-5)
+    assert row["tflops"] == pytest.approx(needed.total / 4.0 / 1e12, abs=1e-6)
+    assert (row["tokens_per_second"], row["loader_seconds"]) == (125.0, 0.25)
+    assert "over the 0 TFLOP/s of a small" in read.definition and "visible pairs" in read.definition
+
+
 def test_the_memory_of_a_cpu_process_is_what_it_holds():
     before = meter.memory(torch.device("cpu"))
     held = torch.ones(1 << 26)  # 256 MiB
@@ -191,3 +231,61 @@ def test_a_run_that_ends_takes_its_notes_away(tmp_path):
         dog.look()
         assert dog.notes()[0].phase == "start"
     assert not (tmp_path / "ranks").exists()
+
+
+def ranks(tmp_path, said: list[str]) -> list[Watchdog]:
+    """Those of three ranks, in phase `sums`."""
+    dogs = [Watchdog(tmp_path, World(rank, 3, torch.device("cpu"), None), 300, said.append) for rank in range(3)]
+    for dog in dogs:
+        dog.enter("sums")
+    return dogs
+
+
+def fail(dog: Watchdog, error: Exception) -> None:
+    with pytest.raises(type(error)), dog:
+        raise error
+
+
+def test_a_rank_that_waits_for_one_that_failed_ends_and_one_that_moves_does_not(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(watchdog, "time", clock)
+    zero, one, two = ranks(tmp_path, [])
+    clock.now += 5
+    fail(one, MemoryError("out of memory"))
+    assert zero.left_behind() is None
+    clock.now += watchdog.GRACE + 1
+    two.enter("export")
+    assert zero.left_behind() == {"rank": 1, "error": "MemoryError: out of memory", "at": 1005.0}
+    assert two.left_behind() is None
+    later = Watchdog(tmp_path, World(2, 3, torch.device("cpu"), None), 300)  # of the next life
+    clock.now += 2 * watchdog.GRACE
+    assert later.left_behind() is None and two.left_behind() is not None
+    with zero:
+        pass
+    assert not (tmp_path / "ranks").exists()  # a life that ends well leaves nothing
+
+
+STUCK = """
+import sys, threading
+import torch
+from pathlib import Path
+from unify_agent.training import watchdog
+from unify_agent.training.parallel import World
+watchdog.GRACE = 0.0
+with watchdog.Watchdog(Path(sys.argv[1]), World(0, 2, torch.device("cpu"), None), 0.4):
+    print("waits", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_a_process_in_a_collective_ends_when_another_rank_has_failed(tmp_path):
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", STUCK, str(tmp_path)]
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "waits\n"
+    told = {"rank": 1, "error": "MemoryError: none left", "at": time.time() + 1}
+    (tmp_path / "ranks").mkdir(exist_ok=True)
+    (tmp_path / "ranks" / watchdog.FAILED).write_text(json.dumps(told))
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "rank 1 has failed (MemoryError: none left); the other ranks end too" in said

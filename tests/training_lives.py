@@ -16,20 +16,21 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import diffusers.models.autoencoders.autoencoder_kl  # noqa: F401  (what a life would import)
 import numpy as np
-import torch._dynamo  # noqa: F401
+import torch
+import torch._dynamo
 
 from tests.training_ranks import compose
 from tests.training_toy import ToySource
 from unify_agent import errors, files
 from unify_agent.datasets.sources import SourceContext
-from unify_agent.interleave.segments import Document
+from unify_agent.interleave.segments import Document, Picture
 from unify_agent.training import checkpoint, plots
 from unify_agent.training.trainer import fit
 from unify_agent.training.watchdog import Watchdog
@@ -88,6 +89,37 @@ class StalledSource(ToySource):
         if os.environ["RANK"] == "1" and not self.waited:
             self.waited = bool(os.read(os.open(self.until, os.O_RDONLY), 9))
         return super().document(index, rng)
+
+
+class AskedSource(ToySource):
+    """Rank 1 is asked to stop while it builds its first sample, and no other rank is."""
+
+    asked = False
+
+    def slots(self, index: int) -> int:
+        return super().document(index, np.random.default_rng(0)).slots
+
+    def document(self, index: int, rng: np.random.Generator) -> Document:
+        if os.environ["RANK"] == "1" and not self.asked:
+            self.asked = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().document(index, rng)
+
+
+class MoodySource(ToySource):
+    """Draws on the generators of the whole process; nothing of this repository does."""
+
+    def slots(self, index: int) -> int:
+        return super().document(index, np.random.default_rng(0)).slots
+
+    def document(self, index: int, rng: np.random.Generator) -> Document:
+        document = super().document(index, rng)
+        noise = int(torch.randint(100, ())) + np.random.randint(100)
+        first = document.segments[0]
+        if isinstance(first, Picture):
+            changed = replace(first, pixels=first.pixels // 2 + noise // 2)
+            document = replace(document, segments=(changed, *document.segments[1:]))
+        return document
 
 
 def crowded(overrides: list[str], size: int, report: str) -> None:

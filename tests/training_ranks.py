@@ -17,6 +17,7 @@ from unify_agent.training.assembly import assemble
 from unify_agent.training.compose import load_config
 from unify_agent.training.config import Config
 from unify_agent.training.trainer import Trainer, fit
+from unify_agent.training.watchdog import Watchdog
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,7 +35,7 @@ def uneven(config: Config) -> None:
     documents = [source.document(index, None) for index in (0, 2)]
     documents[1] = type(documents[1])("pictures", documents[1].segments[:2] + documents[1].segments[3:])
     packs = [pack([each], rules, seed=0) for each in documents]
-    trainer = Trainer(config, world, parts)
+    trainer = Trainer(config, world, parts, Watchdog(Path(config.output), world, 300))
     row = [trainer.stepper.step(number, packs[world.rank :: world.size]) for number in range(2)][-1]
     weights = sum(float(parallel.full(p.detach()).double().abs().sum()) for p in trainer.model.parameters())
     if world.main:

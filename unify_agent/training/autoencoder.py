@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.memory_format import convert_conv2d_weight_memory_format
 
 from unify_agent import files
 from unify_agent.errors import UserError
@@ -69,7 +70,8 @@ def train_autoencoder(
         return out
 
     torch.manual_seed(config.seed)
-    vae = FluxVae(replace(shape, scale_factor=1.0, shift_factor=0.0)).to(memory_format=torch.channels_last)
+    vae = FluxVae(replace(shape, scale_factor=1.0, shift_factor=0.0))
+    convert_conv2d_weight_memory_format(vae, torch.channels_last)
     _start_near_identity(vae, shape.z_channels)
     average = {k: v.clone() for k, v in vae.state_dict().items()}
     optimizer = torch.optim.AdamW(vae.parameters(), lr=options.lr, betas=(0.9, 0.99), weight_decay=0.0)
@@ -112,11 +114,10 @@ def train_autoencoder(
 def _start_near_identity(vae: FluxVae, channels: int) -> None:
     """Residual branches start at zero, so learning begins from an almost linear code; and the posterior starts
     narrow, since a deviation of 1 would drown the picture for hundreds of steps."""
-    for name, module in vae.net.named_modules():
-        if name.endswith(("conv2", "to_out.0")):
-            module.weight.zero_()
-            module.bias.zero_()
-    vae.net.encoder.conv_out.bias[channels:] = -6.0
+    for name, parameter in vae.named_parameters():
+        if name.rpartition(".")[0].endswith(("conv2", "to_out.0")):
+            parameter.zero_()
+    vae.get_parameter("net.encoder.conv_out.bias")[channels:] = -6.0
 
 
 def learning_rate(config: Config, step: int) -> float:

@@ -101,11 +101,18 @@ class Saver:
         except OSError as error:
             failure = _reason(error)
         self._agree(path, failure)
-        staged = tensors if self._stager is None else self._stager.stage(tensors)
-        self._pending = path, self._thread.submit(self._write, path, work, staged, {"step": step, **meta}, prune)
+        copied = self._copied(tensors)
+        self._pending = path, self._thread.submit(self._write, path, work, copied, {"step": step, **meta}, prune)
         if self._stager is None:
             self.wait()
         return path
+
+    def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the next step may not change."""
+        if self._stager is None:
+            return tensors
+        copied = self._stager.stage(tensors)
+        return copied.result() if isinstance(copied, Future) else copied
 
     @property
     def failed(self) -> bool:
@@ -163,17 +170,21 @@ def load(checkpoint: Checkpoint, tensors: dict[str, Tensor], world: World) -> No
 def shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor in a checkpoint. Raises UserError as `load`."""
     with _readable(checkpoint):
-        held = dcp.FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
-    return {name: tuple(each.size) for name, each in held.items() if isinstance(each, TensorStorageMetadata)}
+        return {name: tuple(each.size) for name, each in _held(checkpoint).items()}
 
 
 def read(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, Tensor]:
     """Whole tensors of a checkpoint, read by this process alone. Raises UserError as `load`."""
     with _readable(checkpoint):
-        held = dcp.FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
+        held = _held(checkpoint)
         into = {name: torch.empty(held[name].size, dtype=held[name].properties.dtype) for name in names}
         dcp.load(into, checkpoint_id=checkpoint.path, no_dist=True)
     return into
+
+
+def _held(checkpoint: Checkpoint) -> dict[str, TensorStorageMetadata]:
+    held = dcp.FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
+    return {name: each for name, each in held.items() if isinstance(each, TensorStorageMetadata)}
 
 
 @contextmanager
@@ -214,8 +225,10 @@ def _reason(error: BaseException) -> str:
     """The first cause in one line; `torch.distributed.checkpoint` wraps what each rank raised."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
-    while error.__cause__ is not None or isinstance(error.__context__, OSError):
-        error = error.__cause__ or error.__context__
+    while (cause := error.__cause__ or error.__context__) is not None:
+        if error.__cause__ is None and not isinstance(cause, OSError):
+            break
+        error = cause
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split())[:200] or type(error).__name__

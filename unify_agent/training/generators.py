@@ -17,11 +17,12 @@ from torch import Tensor
 def states(device: torch.device) -> dict[str, Tensor]:
     """Name -> state: torch's on the CPU and on a GPU `device`, NumPy's and Python's."""
     version, words, gauss = random.getstate()
-    _, key, position, has_gauss, cached = np.random.get_state()
+    drawn = np.random.get_state(legacy=False)
+    words_drawn, position = drawn["state"]["key"].tolist(), drawn["state"]["pos"]
     found = {
         "torch": torch.get_rng_state(),
         "python": _tensor([version, *words, gauss is not None, gauss or 0.0]),
-        "numpy": _tensor([*key.tolist(), position, has_gauss, cached]),
+        "numpy": _tensor([*words_drawn, position, drawn["has_gauss"], drawn["gauss"]]),
     }
     if device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(device)

@@ -105,7 +105,7 @@ class Guards:
                 )
         if guards.spike is not None and len(self.losses) >= guards.spike_steps / 5:
             usual = median(self.losses)
-            if loss > guards.spike * usual:
+            if loss > guards.spike * usual > 0:
                 return (
                     f"loss {loss:.4g} is {loss / usual:.1f} times the median {usual:.4g} of the last "
                     f"{len(self.losses)} steps (guards.spike={guards.spike})"

@@ -83,15 +83,18 @@ class RunLog:
             self.ids["wandb"] = secrets.token_hex(4)
         files.write_text(file, self.ids["wandb"])
         online = "WANDB_MODE" in os.environ or has_wandb_key()
-        return wandb.init(
-            project=config.logging.project,
-            dir=str(self.folder),
-            id=self.ids["wandb"],
-            resume="allow" if online else None,  # an offline run says its id when it is uploaded
-            config=asdict(config),
-            mode=None if online else "offline",
-            settings=wandb.Settings(console="off"),
-        )
+        try:
+            return wandb.init(
+                project=config.logging.project,
+                dir=str(self.folder),
+                id=self.ids["wandb"],
+                resume="allow" if online else None,  # an offline run says its id when it is uploaded
+                config=asdict(config),
+                mode=None if online else "offline",
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.errors.Error as error:
+            raise UserError(f"logging.wandb=true: {error}; WANDB_MODE=offline keeps the run here for later") from None
 
     def _start_tensorboard(self, done: int) -> Any:
         try:

@@ -28,10 +28,11 @@ def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
 def build(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over all trained parameters, its state made at once so that a checkpoint can be read into it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    first, second = config.betas
     optimiser = torch.optim.AdamW(
         parameters,
         lr=config.lr,
-        betas=tuple(config.betas),
+        betas=(first, second),
         eps=config.eps,
         weight_decay=config.weight_decay,
         fused=True,

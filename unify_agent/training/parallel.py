@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from unify_agent.errors import UserError
 from unify_agent.training.config import ParallelConfig
 
 T = TypeVar("T")
+PATIENCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,15 @@ class World:
         dist.all_gather_object(everyone, value)
         return everyone
 
-    def barrier(self) -> None:
-        if self.mesh is not None:
-            dist.barrier()
+    def first(self, work: Callable[[], object]) -> None:
+        """Rank 0 does `work` while the others wait for it, a day if need be: the back end of a GPU gives up after ten
+        minutes. A collective."""
+        group = dist.new_group(backend="gloo", timeout=PATIENCE) if self.mesh is not None else None
+        if self.main:
+            work()
+        if group is not None:
+            dist.barrier(group)
+            dist.destroy_process_group(group)
 
 
 def mesh_shape(config: ParallelConfig, size: int) -> tuple[int, int]:

@@ -6,7 +6,9 @@ import os
 import shutil
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +17,11 @@ import torch
 from unify_agent.errors import UserError
 from unify_agent.model.loading import DTYPES
 from unify_agent.training import checkpoint, parallel
-from unify_agent.training.assembly import Assembly, assemble
+from unify_agent.training.assembly import assemble
 from unify_agent.training.config import Config
 from unify_agent.training.parallel import World
-from unify_agent.training.planning.parameters import held, parameters_of
+from unify_agent.training.planning.parameters import Parameter, held, parameters_of, saved
+from unify_agent.training.planning.plan import model_of
 
 GIB = 2**30
 FREE = 0.9
@@ -40,7 +43,7 @@ class Note:
     """What one rank found. `card`: its GPU's name, "" without one.
 
     `leads`: it is the first of its node, so it also looked for the run's paths (`seen`) and for the file that rank 0
-    had written to the run folder (`shares`).
+    had written to the run folder (`shares`), and how many bytes of memory its processes may have (`memory`).
     """
 
     rank: int
@@ -49,6 +52,7 @@ class Note:
     card: str = ""
     seen: list[str] = field(default_factory=list)
     shares: bool = False
+    memory: int = 0
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -84,10 +88,26 @@ def look(config: Config, rank: int, token: Path, environment: Mapping[str, str] 
             note.errors.append(f"{ranks} ranks, but only {cards} GPUs are visible")
         note.seen = [path for path in _paths(config) if Path(path).exists()]
         note.shares = token.exists()
+        note.memory = host_memory()
         for (name, value), cost in SLOW.items():
             if environment.get(name, "").upper() == value:
                 note.warnings.append(f"{name}={environment[name]}: {cost}")
     return note
+
+
+def host_memory(root: Path = Path("/")) -> int:
+    """Bytes: the machine's, or what a control group leaves of it (version 2)."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError, StopIteration):
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        group = next(line for line in lines if line.startswith("0::")).removeprefix("0::/")
+        top = root / "sys/fs/cgroup"
+        for folder in (top / group, *(top / group).parents):
+            with suppress(OSError, ValueError):  # "max" is no limit
+                total = min(total, int((folder / "memory.max").read_text()))
+            if folder == top:
+                break
+    return total
 
 
 def _paths(config: Config) -> list[str]:
@@ -123,14 +143,15 @@ def judged(config: Config, notes: Sequence[Note]) -> Report:
         if not note.shares
     )
     try:
-        _run(config, len(notes), report)
+        _run(config, notes, report)
     except UserError as error:
         report.errors.append(str(error))
     return report
 
 
-def _run(config: Config, size: int, report: Report) -> None:
+def _run(config: Config, notes: Sequence[Note], report: Report) -> None:
     """What rank 0 can tell of the run by itself. Raises UserError for what the run would refuse."""
+    size = len(notes)
     replicate, shard = parallel.mesh_of(config.parallel, size)
     packs = config.parallel.packs_per_step
     report.facts.append(f"{replicate} replicas x {shard} shards; {packs // size} packs a step on each rank")
@@ -139,18 +160,37 @@ def _run(config: Config, size: int, report: Report) -> None:
     filled = sum(1 for pack in parts.loader.plan(0).packs if pack)
     if filled < packs:
         report.warnings.append(f"an epoch fills {filled} packs, a step takes {packs}: the others stay empty")
-    _disk(config, parts, report)
+    parameters = parameters_of(model_of(config, parts.start.shape))
+    _memory(config, parameters, shard, notes, report)
+    _disk(config, parameters, report)
 
 
-def _disk(config: Config, parts: Assembly, report: Report) -> None:
+def _memory(
+    config: Config, parameters: Sequence[Parameter], shard: int, notes: Sequence[Note], report: Report
+) -> None:
+    """Whether what is offloaded, and the copies that checkpoints are written from, have room beside each other."""
+    own = held(parameters, shard)
+    each = own.weights + own.gradients + own.optimiser + own.ema if config.parallel.offload else 0
+    each += saved(parameters, shard, config.lora.rank > 0) if config.checkpoint.asynchronous else 0
+    ranks = Counter(note.host for note in notes)
+    report.errors += _by_text(
+        (
+            f"the ranks of a node keep {_size(each * ranks[note.host])} in host memory, {_size(note.memory)} is all "
+            f"there is; checkpoint.asynchronous=false needs no copy of what is saved",
+            note.host,
+        )
+        for note in notes
+        if note.leads and each * ranks[note.host] > note.memory > 0
+    )
+
+
+def _disk(config: Config, parameters: Sequence[Parameter], report: Report) -> None:
     """Whether all checkpoints that will exist at a time, and the exported model, have room."""
-    parameters = parameters_of(parts.model)
-    whole = held(parameters, shards=1)
-    size = whole.weights + whole.optimiser + whole.ema
+    size = saved(parameters, 1, config.lora.rank > 0)
     output = Path(config.output)
     there = len(checkpoint.complete(output / "checkpoints"))
     missing = max(0, config.checkpoint.keep_last + 1 - there)
-    model = sum(each.numel for each in parameters) * DTYPES[config.export.dtype].itemsize
+    model = sum(each.numel for each in parameters if "lora_" not in each.name) * DTYPES[config.export.dtype].itemsize
     needed, free = missing * size + model, shutil.disk_usage(output).free
     text = (
         f"a checkpoint takes {_size(size)}; {missing} more and the exported model take {_size(needed)}, "

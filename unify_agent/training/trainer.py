@@ -2,6 +2,7 @@
 
     outputs/RUN/  config.yaml  metrics.jsonl  summary.md  losses.png  samples/  checkpoints/step_0000123/
                   final/ (BAGEL-layout folder)  faults/ (what stopped the run)  ranks/ (what each rank is at)
+                  .lock (one run at a time)
 
 Data are a pure function of (plan, step), randomness of (seed, epoch, sample), the learning rate of the step; so a
 checkpoint is the tensors and a step number, and a continued run repeats what an uninterrupted one would have done
@@ -37,6 +38,7 @@ from unify_agent.training.export import commit, export_run
 from unify_agent.training.guards import Fault, Guards
 from unify_agent.training.logs import RunLog
 from unify_agent.training.meter import Meter
+from unify_agent.training.occupied import occupied
 from unify_agent.training.parallel import World
 from unify_agent.training.parallelize import place
 from unify_agent.training.samples import Samples
@@ -48,10 +50,18 @@ from unify_agent.training.zero import ZeroEngine
 def fit(config: Config) -> int:
     """Train as configured; returns the exit code (0, or 128 + signal when stopped by SIGTERM or SIGINT)."""
     world = parallel.start(config.parallel)
+    folder = Path(config.output)
     try:
-        with _signals() as caught:
+        with (
+            _signals() as caught,
+            occupied(folder, world),
+            Watchdog(folder, world, config.logging.stuck_after) as watchdog,
+        ):
             torch.manual_seed(config.seed)
-            return Trainer(config, world, assemble(config, world)).run(caught)
+            watchdog.enter("assembly")
+            parts = assemble(config, world)
+            watchdog.enter("weights")
+            return Trainer(config, world, parts, watchdog).run(caught)
     finally:
         parallel.stop(world)
 
@@ -59,8 +69,8 @@ def fit(config: Config) -> int:
 class Trainer:
     """Everything of one run in one process."""
 
-    def __init__(self, config: Config, world: World, parts: Assembly) -> None:
-        self.config, self.world = config, world
+    def __init__(self, config: Config, world: World, parts: Assembly, watchdog: Watchdog) -> None:
+        self.config, self.world, self.watchdog = config, world, watchdog
         self.folder = Path(config.output)
         self.checkpoints = self.folder / "checkpoints"
         self.parts = parts
@@ -74,8 +84,7 @@ class Trainer:
         engine = self.zero or TorchEngine(self.model, self.optimiser, config.optim)
         called = self.model if self.zero is None else self.zero.model
         self.guards = Guards(config, parts.start.shape.llm.vocab_size, world)
-        self.watchdog = Watchdog(self.folder, world, config.logging.stuck_after)
-        self.stepper = Stepper(called, engine, self.ema, parts.encode, config, world, self.guards, self.watchdog.enter)
+        self.stepper = Stepper(called, engine, self.ema, parts.encode, config, world, self.guards, watchdog.enter)
         self.saver = Saver(self.checkpoints, world, config.checkpoint.keep_last, config.checkpoint.asynchronous)
         self.samples = Samples(config, parts, self.model, self.ema, world)
         self.logged: dict[str, str] = {}
@@ -83,6 +92,7 @@ class Trainer:
 
     def run(self, caught: list[int]) -> int:
         config, world = self.config, self.world
+        self.watchdog.enter("resume")
         self._resume()
         if world.main:
             files.write_text(self.folder / "config.yaml", to_yaml(config))
@@ -92,29 +102,29 @@ class Trainer:
         self.logged = log.ids if log is not None else {}
         steps = self.parts.loader.steps(self.done, config.steps)
         try:
-            with self.watchdog:
-                while self.done < config.steps:
-                    self.watchdog.step = self.done + 1
-                    row, stop = self._step(steps, console, bool(caught) or self.saver.failed)
-                    if self.samples.due(self.done):
-                        self.watchdog.enter("samples")
-                        drawn = self.samples.draw(self.done)
-                        if log is not None:
-                            log.pictures(drawn, self.done)
+            while self.done < config.steps:
+                self.watchdog.step = self.done + 1
+                row, stop = self._step(steps, console, caught)
+                if self.samples.due(self.done):
+                    self.watchdog.enter("samples")
+                    drawn = self.samples.draw(self.done)
                     if log is not None:
-                        log.write(row)
-                    console.step(row)
-                    if self.done % config.checkpoint.every == 0 or self.done == config.steps or stop:
-                        self._save()
-                    if stop and self.done < config.steps:
-                        self.saver.wait()
-                        number = caught[0] if caught else signal.SIGTERM
-                        console.say(
-                            f"stopped by {signal.Signals(number).name} after step {self.done}; checkpoint saved; "
-                            f"the same command continues"
-                        )
-                        return 128 + number
-                self.saver.wait()
+                        log.pictures(drawn, self.done)
+                if log is not None:
+                    log.write(row)
+                console.step(row)
+                if self.done % config.checkpoint.every == 0 or self.done == config.steps or stop:
+                    self._save()
+                if stop and self.done < config.steps:
+                    self.saver.wait()
+                    number = caught[0] if caught else signal.SIGTERM
+                    console.say(
+                        f"stopped by {signal.Signals(number).name} after step {self.done}; checkpoint saved; "
+                        f"the same command continues"
+                    )
+                    return 128 + number
+            self.watchdog.enter("save")
+            self.saver.wait()
         except Fault:
             if world.main:
                 summary.write(self.folder, config, self.meter.definition)
@@ -127,11 +137,12 @@ class Trainer:
                 log.close()
         return self._finish(console)
 
-    def _step(self, steps: Iterator[StepData], console: Console, stop: bool) -> tuple[dict[str, Any], bool]:
+    def _step(self, steps: Iterator[StepData], console: Console, caught: list[int]) -> tuple[dict[str, Any], bool]:
         """One optimiser step: its row of metrics, and whether any rank wants to stop after it."""
         started = time.perf_counter()
         self.watchdog.enter("loader")
         data = next(steps)
+        stop = bool(caught) or self.saver.failed
         try:
             row = self.stepper.step(self.done, data.packs, skipped=len(data.skipped), stop=stop)
         except Fault:
@@ -223,12 +234,14 @@ class Trainer:
         return f"{self.folder}: {trained / 1e6:.2f} M trained parameters, {mesh}, {state}; {self.parts.data_line}"
 
     def _finish(self, console: Console) -> int:
-        if self.world.main:
-            summary.write(self.folder, self.config, self.meter.definition)
         final = self.folder / "final"
-        if self.world.main:
+
+        def write() -> None:
+            summary.write(self.folder, self.config, self.meter.definition)
             export_run(self.folder, final, self.config, self.parts.start)
-        self.world.barrier()
+
+        self.watchdog.enter("export")
+        self.world.first(write)
         console.say(f"done: {self.done} steps; {self.config.export.weights} weights in {final}")
         return 0
 

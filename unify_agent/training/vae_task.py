@@ -23,14 +23,16 @@ def fit_vae(config: Config) -> int:
 
     from unify_agent.training.assembly import architecture
     from unify_agent.training.autoencoder import train_autoencoder
-    from unify_agent.training.parallel import set_threads
+    from unify_agent.training.occupied import occupied
+    from unify_agent.training.parallel import World, own_device, set_threads
 
     if config.model.arch is None:
         raise UserError("model.arch is not set: task=vae trains the autoencoder of an architecture")
     set_threads(config.parallel.threads)
     out = Path(config.output)
-    files.write_text(out / "config.yaml", to_yaml(config))
-    train_autoencoder(config, architecture(config.model.arch).vae, source, report=_print)
+    with occupied(out, World(0, 1, own_device(), None)):
+        files.write_text(out / "config.yaml", to_yaml(config))
+        train_autoencoder(config, architecture(config.model.arch).vae, source, report=_print)
     metrics = files.read_json(out / "metrics.json")
     print(f"autoencoder in {out}: PSNR {metrics['psnr_db']} dB on {metrics['pictures']} held-out pictures", flush=True)
     return 0

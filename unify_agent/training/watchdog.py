@@ -5,12 +5,16 @@ outside. Each rank's main thread notes the phase it enters, which costs nothing.
 RUN/ranks/rank_0003.json now and then, so a person can look at any time; and once its own rank has been in one phase
 for too long, it writes the Python stacks beside it, and the first rank that still shows signs of life prints where all
 of them are.
+
+A rank that fails says so in RUN/ranks/failed.json. The others then end within a minute or so: they wait for it in a
+collective, where no signal reaches them, and torchrun would give them the time that saving a state takes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import socket
 import sys
 import time
@@ -19,15 +23,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
+from typing import Any
 
 from unify_agent import files
-from unify_agent.errors import UserError
+from unify_agent.errors import STOPPED, UserError
 from unify_agent.training.parallel import World
 
+FAILED = "failed.json"
+"""File beside the ranks' notes: the rank that failed, with what, and when."""
 LONGEST_BEAT = 15.0
 """Seconds between two notes on the disk."""
 SILENT_BEATS = 4
 """A rank that has missed so many is taken for dead."""
+GRACE = 60.0
+"""Seconds that a rank has to leave its phase after another one has failed."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Watchdog:
         self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self.beat = min(LONGEST_BEAT, after / 4)
         self.step = 0
+        self._began = time.time()
         self._now = ("start", time.monotonic())
         self._told: tuple[tuple[str, float], float] | None = None
         self._ended = Event()
@@ -60,6 +70,7 @@ class Watchdog:
         self._now = (phase, time.monotonic())
 
     def __enter__(self) -> Watchdog:
+        self._began = time.time()
         self._thread.start()
         return self
 
@@ -68,12 +79,34 @@ class Watchdog:
         self._thread.join()
         with contextlib.suppress(OSError):
             self._file(self.world.rank).unlink(missing_ok=True)
+            if error is not None and self.world.size > 1:
+                told = {"rank": self.world.rank, "error": f"{type(error).__name__}: {error}"[:500], "at": time.time()}
+                files.write_json(self.folder / FAILED, told)
+            elif self.world.main:
+                (self.folder / FAILED).unlink(missing_ok=True)
             self.folder.rmdir()
 
     def _watch(self) -> None:
         while not self._ended.wait(self.beat):
             with contextlib.suppress(OSError):  # a full disk is for others to tell
                 self.look()
+            told = self.left_behind()
+            if told is not None:
+                if self.world.rank == (told["rank"] == 0):
+                    self.say(f"rank {told['rank']} has failed ({told['error']}); the other ranks end too")
+                os._exit(STOPPED)
+
+    def left_behind(self) -> dict[str, Any] | None:
+        """What the failed rank said, if one has failed since this one began and it has not moved from there on."""
+        if self.world.size == 1 or not (self.folder / FAILED).exists():
+            return None
+        try:
+            told: dict[str, Any] = files.read_json(self.folder / FAILED)
+        except (UserError, OSError):
+            return None
+        passed = time.time() - told["at"]
+        stayed = time.monotonic() - self._now[1]
+        return told if told["at"] >= self._began and min(passed, stayed) > GRACE else None
 
     def look(self) -> None:
         """Write this rank's note; when it has been in its phase for too long, its stacks, and maybe print the table.

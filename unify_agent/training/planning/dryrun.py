@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -142,5 +143,5 @@ def _step(plan: Plan, model: nn.Module) -> Executed:
         parallel.full(torch.nn.utils.clip_grad_norm_(engine.parameters, config.optim.clip))
         adam.step()
         ema.step(0)
-    kinds = {kind.value: size for kind, size in snapshot.items() if kind != "Total"}
+    kinds = {str(kind.value): size for kind, size in snapshot.items() if isinstance(kind, Enum)}
     return Executed(snapshot["Total"], kinds, collectives.count, collectives.sent)

@@ -9,7 +9,7 @@ what the card could do; `recomputed` is what a checkpointed step does beyond tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unify_agent.model.config import BagelConfig, VaeConfig
@@ -36,25 +36,28 @@ class Flops:
         return sum(value for part, value in self.parts.items() if "attention" not in part and part != "VAE")
 
 
-def flops(shape: BagelConfig, parameters: Iterable[Parameter], load: Load, checkpointing: str) -> Flops:
+def flops(shape: BagelConfig, parameters: Sequence[Parameter], load: Load, checkpointing: str) -> Flops:
     """`parameters` tell which weights are trained and which adapters there are; `checkpointing` as in the config."""
     llm, vit = shape.llm, shape.vit
     rows = _Rows(load)
     parts = dict.fromkeys(("decoder, und", "decoder, gen", "head", "ViT", "connector", "latents and time"), 0.0)
     once = 0.0  # the blocks' linear layers, forward
+    awake = any(each.trained and each.name.startswith(_TOWER) for each in parameters)
     for each in parameters:
         if len(each.shape) != 2 or "embed_tokens" in each.name or "pos" in each.name:
             continue  # biases, norms and tables that are looked up
         forward = 2.0 * each.numel * rows.of(each.name)
         part = "head" if "lm_head" in each.name else each.group
-        parts[part] += forward * (1 + each.trained + (not each.name.startswith(_NO_INPUT_GRADIENT)))
-        if ".layers." in each.name:
+        asleep = each.name.startswith(_TOWER) and not awake
+        back = not asleep and not each.name.startswith(_NO_INPUT_GRADIENT)
+        parts[part] += forward * (1 + each.trained + back)
+        if ".layers." in each.name and not asleep:
             once += forward
     decoder = 4.0 * llm.num_hidden_layers * llm.num_attention_heads * llm.head_dim * load.pairs
     tower = 4.0 * vit.layers_built * vit.hidden_size * sum(n * n for n in load.vit_lengths or (1,))
-    parts |= {"attention": 3 * decoder, "ViT attention": 3 * tower}
+    parts |= {"attention": 3 * decoder, "ViT attention": (3 if awake else 1) * tower}
     parts["VAE"] = sum(encoder_flops(shape.vae, *size) for size in load.pictures)
-    again = {"none": 0.0, "selective": once, "full": once + decoder + tower}
+    again = {"none": 0.0, "selective": once, "full": once + decoder + tower * awake}
     return Flops(parts, again[checkpointing])
 
 
@@ -64,6 +67,10 @@ _NO_INPUT_GRADIENT = (
     "time_embedder.mlp.0.",
 )
 """Layers whose input is data: no gradient is computed for it."""
+
+
+_TOWER = ("vit_model.", "connector.", "time_embedder.")
+"""Layers before the decoder: no gradient goes back into them where none of them is trained."""
 
 
 @dataclass(frozen=True)

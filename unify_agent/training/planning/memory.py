@@ -45,7 +45,8 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `moments`: moment -> part -> bytes on the card; `host`: part -> bytes in host memory for this rank."""
+    """Bytes. `moments`: moment -> part -> bytes on the card; `host`: part -> bytes in host memory for this rank, its
+    Python and its data aside."""
 
     moments: dict[str, dict[str, int]]
     host: dict[str, int]
@@ -72,12 +73,14 @@ class Memory:
 @dataclass(frozen=True)
 class Layout:
     """How the model is spread. `sharded`: FSDP wraps it (also on a single rank, when it computes in another type than
-    it stores). `compute`: bytes of a number while computing. `partial`: sums over replicas wait for the last pack."""
+    it stores). `compute`: bytes of a number while computing. `partial`: sums over replicas wait for the last pack.
+    `copied`: bytes of the copy that a checkpoint is written from while training goes on."""
 
     sharded: bool
     compute: int
     offload: bool
     partial: bool
+    copied: int
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,8 @@ def memory(
             "allowance": ALLOWANCE,
         }
         moments[moment] = {part: moments[moment][part] for part in PARTS}
-    return Memory(moments, constant if layout.offload else {}, kept.decoder, kept.vit)
+    host = (constant if layout.offload else {}) | ({"checkpoint": layout.copied} if layout.copied else {})
+    return Memory(moments, host, kept.decoder, kept.vit)
 
 
 def units(parameters: Sequence[Parameter]) -> dict[str, int]:

@@ -99,3 +99,11 @@ def held(parameters: Sequence[Parameter], shards: int, rank: int = 0) -> Held:
             optimiser += 2 * numbers * each.bytes_each + 4
             ema += numbers * 4
     return Held(weights, gradients, optimiser, ema)
+
+
+def saved(parameters: Sequence[Parameter], shards: int, adapted: bool) -> int:
+    """Bytes of a checkpoint that shard 0 of `shards` writes: weights (with adapters only what is trained, as
+    `lora.trained`), the optimiser's state and the average."""
+    whole = held(parameters, shards)
+    kept = held([each for each in parameters if each.trained], shards) if adapted else whole
+    return kept.weights + whole.optimiser + whole.ema

@@ -22,7 +22,7 @@ from unify_agent.training.planning.cards import Card, card_of
 from unify_agent.training.planning.flops import Flops, flops
 from unify_agent.training.planning.memory import Layout, Memory, Readings, memory
 from unify_agent.training.planning.network import Network, network
-from unify_agent.training.planning.parameters import Held, Parameter, held, parameters_of
+from unify_agent.training.planning.parameters import Held, Parameter, held, parameters_of, saved
 from unify_agent.training.planning.probe import Encoding
 from unify_agent.training.planning.workload import Load, Workload, shape_of, workload
 
@@ -87,6 +87,11 @@ class Plan:
         return self.accumulation * self.flops.total / (seconds * self.card.flops)
 
     @property
+    def host(self) -> int:
+        """Bytes of host memory that the ranks of a node hold."""
+        return sum(self.memory.host.values()) * min(self.world, self.config.planning.node)
+
+    @property
     def fits(self) -> bool:
         return self.memory.total <= self.card.gib * 2**30
 
@@ -123,6 +128,7 @@ def planned(
         compute=compute_type(settings).itemsize,
         offload=settings.offload,
         partial=mesh[0] > 1 and settings.packs_per_step > world,
+        copied=saved(parameters, mesh[1], config.lora.rank > 0) if config.checkpoint.asynchronous else 0,
     )
     needed = memory(shape.llm, parameters, counted, layout, readings, work.largest, config.model.attention)
     loads = tuple(Load.of(batch) for batch in work.typical)
@@ -152,15 +158,17 @@ def mesh_of(config: Config) -> tuple[int, int]:
     if world is None:
         known = [each for each in (settings.replicate, settings.shard) if each is not None]
         world = known[0] * known[1] if len(known) == 2 else int(os.environ.get("WORLD_SIZE", "0")) or max(known or [1])
+    dealt = f"parallel.packs_per_step={-(-settings.packs_per_step // world) * world}"
+    even = settings.packs_per_step % world == 0
     try:
         mesh = parallel.mesh_shape(settings, world)
     except UserError as error:
-        raise UserError(f"{error}; the nearest mesh is {_nearest_mesh(settings, world)}") from None
-    if settings.packs_per_step % world:
-        more = -(-settings.packs_per_step // world) * world
+        more = "" if even else f" {dealt}"
+        raise UserError(f"{error}; the nearest mesh is {_nearest_mesh(settings, world)}{more}") from None
+    if not even:
         raise UserError(
             f"parallel.packs_per_step={settings.packs_per_step} is no multiple of {world} ranks; the nearest that is: "
-            f"parallel.packs_per_step={more}"
+            f"{dealt}"
         )
     return mesh
 

@@ -24,6 +24,8 @@ WORDS = {
     "working_set": "gathered units, buffers",
     "allowance": "allowance for CUDA and NCCL",
 }
+IN_HOST = WORDS | {"checkpoint": "copy of a checkpoint that is being written"}
+"""What may lie in host memory."""
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -72,6 +74,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             moment: sum(_gib(size) for size in memory.moments[moment].values()) for moment in MOMENTS
         },
         "host_gib": {part: _gib(size) for part, size in memory.host.items()},
+        "host_gib_per_node": _gib(plan.host),
         "fits": plan.fits,
         "flops_per_token": {part: value / tokens for part, value in plan.flops.parts.items()}
         | {"total": plan.flops.total / tokens},
@@ -151,8 +154,9 @@ def _memory(plan: Plan) -> Iterator[str]:
     totals: Sequence[float] = [sum(memory.moments[moment].values()) / GIB for moment in MOMENTS]
     yield f"{'all':38}" + "".join(f"{total:10.2f}" for total in totals)
     if memory.host:
-        held = ", ".join(f"{WORDS[part]} {size / GIB:.1f}" for part, size in memory.host.items())
-        yield f"in host memory, for each rank: {held}"
+        held = ", ".join(f"{IN_HOST[part]} {size / GIB:.1f}" for part, size in memory.host.items())
+        yield f"in host memory, GiB for each rank: {held}"
+        yield f"the machine needs {plan.host / GIB:.0f} GiB for it, and what Python and the loader take"
     yield (
         f"of the activations each decoder layer keeps {memory.decoder / GIB:.3f} and each ViT layer "
         f"{memory.vit / GIB:.3f}"

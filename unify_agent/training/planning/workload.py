@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from unify_agent.datasets.sources import Draw
 from unify_agent.errors import UserError
 from unify_agent.interleave.batch import PackedBatch, pack
 from unify_agent.interleave.grammar import Grammar
-from unify_agent.interleave.layout import Exchange, lay_out
+from unify_agent.interleave.layout import Exchange, Preset, lay_out
 from unify_agent.interleave.randomness import generator
 from unify_agent.interleave.segments import Document, Unusable
 from unify_agent.interleave.visibility import visible_pairs
@@ -142,7 +143,7 @@ def assumed(config: Config, shape: BagelConfig, reason: str) -> Workload:
             square,
             grammar=grammar,
             pixels=pixels,
-            preset=config.layout,  # type: ignore[arg-type]
+            preset=cast(Preset, config.layout),
             copies=data.noise_copies,
         )
 
