@@ -57,6 +57,30 @@ class Total:
         return tuple(getattr(self, each.name) for each in fields(self))
 
 
+class _Maybe:
+    """Which keys may be there: a Bloom filter of fixed size, so that a question that was never asked costs no reading.
+
+    Keys are digests, so their own bytes serve as hashes. With 1.5 million of them one of some 1,500 others looks known.
+    """
+
+    SIZE = 1 << 22
+
+    def __init__(self) -> None:
+        self._bits = bytearray(self.SIZE)
+
+    def _places(self, key: bytes) -> Iterator[tuple[int, int]]:
+        for at in range(0, 16, 4):
+            place = int.from_bytes(key[at : at + 4], "little")
+            yield (place >> 3) % self.SIZE, 1 << (place & 7)
+
+    def add(self, key: bytes) -> None:
+        for place, bit in self._places(key):
+            self._bits[place] |= bit
+
+    def __contains__(self, key: bytes) -> bool:
+        return all(self._bits[place] & bit for place, bit in self._places(key))
+
+
 class Answers:
     """The file at `path`; a `Log` for ChatClient. Raises UserError when another process has it, or it is damaged."""
 
@@ -67,6 +91,9 @@ class Answers:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._base = self._open(path)
         self._lock = threading.Lock()
+        self._maybe = _Maybe()
+        for (key,) in self._base.execute("SELECT key FROM answers"):
+            self._maybe.add(key)
         self._queue: queue.SimpleQueue[tuple[str, tuple[Any, ...], Future[None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="answers", daemon=True)
         self._thread.start()
@@ -99,6 +126,8 @@ class Answers:
 
     def find(self, key: str) -> dict[str, Any] | None:
         """The answer under this key, as it was kept."""
+        if bytes.fromhex(key) not in self._maybe:
+            return None
         found = self._record("answers", key)
         return None if found is None else found["answer"]
 
@@ -110,8 +139,11 @@ class Answers:
     def append(self, record: dict[str, Any]) -> None:
         """Keeps a record with `key` (SHA-256 in hex), and `answer` or `error`; it is on the disk when this returns."""
         table = "answers" if "answer" in record else "failures"
+        key = bytes.fromhex(record["key"])
         packed = zlib.compress(json.dumps(record, ensure_ascii=True).encode(), 1)
-        self._put(_KEEP.format(table), (bytes.fromhex(record["key"]), packed)).result()
+        self._put(_KEEP.format(table), (key, packed)).result()
+        if table == "answers":
+            self._maybe.add(key)
 
     def spend(self, service: str, total: Total) -> None:
         """Adds what was spent; it reaches the disk no later than what is appended afterwards."""
