@@ -70,5 +70,9 @@ def test_both_losses_of_the_comparison_are_the_same(monkeypatch, capsys):
         torch.testing.assert_close(ours, theirs)
     monkeypatch.setattr(cross_entropy, "compare", lambda width, threads: {"memory_ratio": 0.1, "time_ratio": 1.0})
     assert cross_entropy.main(["--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["memory_ratio"] == 0.1 and set(printed["hidden 3584"]) == {"memory_ratio", "time_ratio"}
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert found["memory_ratio"] == 0.1 and set(found["hidden 3584"]) == {"memory_ratio", "time_ratio"}
+    first, second = printed.err.splitlines()
+    assert first.startswith("hidden 256: memory_ratio 0.1") and "time_ratio at most 1.4" in first
+    assert second.startswith("hidden 3584: ") and "at most" not in second

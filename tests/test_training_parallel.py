@@ -1,7 +1,9 @@
 """Four processes, checkpointing and compilation change how a step is computed and nothing of what it computes."""
 
+import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel_tools import CASES, KINDS, distance, document, latents, outcome, packs, toy, train
 from tests.random_layouts import RULES
+from tests.training_toy import TOY
 from unify_agent.errors import UserError
 from unify_agent.interleave.batch import pack
+from unify_agent.model.decoder import Routing
+from unify_agent.model.embeddings import rope_tables
 from unify_agent.training import parallel
 from unify_agent.training.config import ParallelConfig
 from unify_agent.training.parallelize import blocks, compilations, compile_block, parallelize
@@ -118,6 +124,39 @@ def test_twenty_mixed_packs_compile_each_kind_of_block_at_most_twice():
     assert len(kinds) == 2
     for block in kinds.values():
         assert 1 <= compilations(block) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="code for a CPU is built with g++")
+def test_no_mix_of_sizes_compiles_a_block_again():
+    """Generated code too, which on a CPU depends on how many rows are summed; equal counts first, then fewer and more
+    of each kind than 4,096 terms of a sum, and packs without one kind."""
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    model = toy()
+    for block in blocks(model):
+        compile_block(block)
+    layer, vit = model.language_model.model.layers[0], next(blocks(model))
+    plain = copy.deepcopy(toy().language_model.model.layers[0])
+    for und, gen in ((40, 40), (300, 20), (2100, 30), (30, 2100), (4200, 4300), (50, 0), (0, 50), (1, 9), (9, 1)):
+        found = [_through(each, und, gen) for each in (layer, plain)]
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+        vit(torch.randn(max(und, 2), TOY.vit.hidden_size), [(1, max(und, 2))]).sum().backward()
+    assert compilations(layer) == compilations(vit) == 2  # before and after attention
+    assert counters["stats"]["unique_graphs"] == before + 4
+
+
+def _through(layer: nn.Module, und: int, gen: int) -> list[torch.Tensor]:
+    """Results and gradients of a layer with so many tokens of each kind."""
+    torch.manual_seed(0)
+    layer.zero_grad()
+    rows, width = torch.randperm(und + gen), TOY.llm.head_dim
+    a, b = (torch.randn(n, TOY.llm.hidden_size, requires_grad=True) for n in (und, gen))
+    rope = rope_tables(torch.arange(und + gen), width, 1e4)
+    results = layer(0, a, b, Routing(rows[:und], rows[und:]), rope, lambda _, q, k, v: q + k + v)
+    sum(each.square().sum() for each in results).backward()
+    return [*results, a.grad, b.grad, *(p.grad for p in layer.parameters())]
 
 
 def test_the_setting_compiles_every_block():

@@ -30,6 +30,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.fx.experimental import _config as symbolic_sizes
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from unify_agent.errors import UserError
@@ -108,6 +109,11 @@ COMPILED = ("before", "after")
 """The methods of a block that are compiled; what lies between them is its attention."""
 
 
+_ANY_SIZE = symbolic_sizes.patch(backed_size_oblivious=True, use_duck_shape=False)
+"""What is compiled assumes nothing of its sizes. By default it would be compiled anew for two sizes that were equal the
+first time, and on a CPU for each side of 4,096 terms that some sum over rows can be on."""
+
+
 def compile_block(block: nn.Module, backend: str = "inductor") -> None:
     """torch.compile of a block's `COMPILED` methods, whatever the number of their rows."""
     for name in COMPILED:
@@ -123,7 +129,10 @@ def _by_rows(plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callabl
         rows = min(len(each) for each in inputs if isinstance(each, Tensor))
         if rows < 2 or not torch.is_grad_enabled():
             return plain(*inputs)
-        return compiled(*(each.clone() if isinstance(each, Tensor) and each._is_view() else each for each in inputs))
+        with _ANY_SIZE:  # entered in every call: backward passes have threads of their own, settings are a thread's
+            return compiled(
+                *(each.clone() if isinstance(each, Tensor) and each._is_view() else each for each in inputs)
+            )
 
     return call
 
