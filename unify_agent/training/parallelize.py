@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -30,7 +31,6 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.fx.experimental import _config as symbolic_sizes
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from unify_agent.errors import UserError
@@ -109,7 +109,7 @@ COMPILED = ("before", "after")
 """The methods of a block that are compiled; what lies between them is its attention."""
 
 
-_ANY_SIZE = symbolic_sizes.patch(backed_size_oblivious=True, use_duck_shape=False)
+_ANY_SIZE = import_module("torch.fx.experimental._config").patch(backed_size_oblivious=True, use_duck_shape=False)
 """What is compiled assumes nothing of its sizes. By default it would be compiled anew for two sizes that were equal the
 first time, and on a CPU for each side of 4,096 terms that some sum over rows can be on."""
 
@@ -159,13 +159,12 @@ def shard_model(model: nn.Module, world: World, config: ParallelConfig) -> None:
         ),
         "offload_policy": CPUOffloadPolicy() if config.offload else OffloadPolicy(),
     }
-    units = _units(model)
-    head = units[-1]
-    for unit in units:
-        fully_shard(unit, reshard_after_forward=unit is not head, **settings)  # the head is wanted again at once
+    *units, head = _units(model)
+    order = [fully_shard(unit, **settings) for unit in units]
+    order.append(fully_shard(head, reshard_after_forward=False, **settings))  # it is wanted again at once
     fully_shard(model, **settings)
-    _prefetch(units)
-    for unit, following in pairwise(units):
+    _prefetch(order)
+    for unit, following in pairwise(order):
         following.set_modules_to_backward_prefetch([unit])
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -179,7 +178,7 @@ def _units(model: nn.Module) -> list[nn.Module]:
     return [embedding, *blocks(model), head]
 
 
-def _prefetch(units: Sequence[Any]) -> None:
+def _prefetch(units: Sequence[FSDPModule]) -> None:
     for unit, following in pairwise(units):
         unit.set_modules_to_forward_prefetch([following])
 
@@ -194,7 +193,7 @@ def callable_in_parts(model: nn.Module) -> Iterator[None]:
     if not isinstance(model, FSDPModule):
         yield
         return
-    units: list[Any] = _units(model)
+    units = [unit for unit in _units(model) if isinstance(unit, FSDPModule)]
     for unit in units:
         unit.set_modules_to_forward_prefetch([])
     model.unshard()

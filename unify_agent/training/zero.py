@@ -46,8 +46,9 @@ class ZeroEngine:
         optim, parallel = config.optim, config.parallel
         self.stage, self.world, self.module = int(parallel.strategy[-1]), world, model
         trained = [p for p in model.parameters() if p.requires_grad]
+        first, second = optim.betas
         adam = torch.optim.AdamW(
-            trained, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, weight_decay=optim.weight_decay
+            trained, lr=optim.lr, betas=(first, second), eps=optim.eps, weight_decay=optim.weight_decay
         )
         settings = {
             "train_micro_batch_size_per_gpu": 1,
