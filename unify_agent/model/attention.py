@@ -241,5 +241,7 @@ def _flex(compiled: bool) -> Callable[..., Tensor]:
 
     if not compiled:
         return flex_attention
-    # wrapped: selective checkpointing sees the compiled kernel and keeps what it returned
-    return torch.compile(flex_attention, options={"wrap_inductor_compiled_regions": True})
+    # wrapped: selective checkpointing sees the compiled kernel and keeps what it returned; an older torch computes it
+    # twice
+    wrap = "wrap_inductor_compiled_regions"
+    return torch.compile(flex_attention, options={wrap: True} if hasattr(torch._inductor.config, wrap) else None)
