@@ -1,6 +1,5 @@
 """Four processes, checkpointing and compilation change how a step is computed and nothing of what it computes."""
 
-import copy
 import json
 import os
 import shutil
@@ -163,7 +162,7 @@ def test_twenty_mixed_packs_compile_each_kind_of_block_at_most_twice():
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="code for a CPU is built with g++")
-def test_no_mix_of_sizes_compiles_a_block_again():
+def test_no_mix_of_sizes_compiles_a_block_again(caplog):
     """Generated code too, which on a CPU depends on how many rows are summed; equal counts first, then fewer and more
     of each kind than 4,096 terms of a sum, and packs without one kind."""
     torch._dynamo.reset()
@@ -172,14 +171,15 @@ def test_no_mix_of_sizes_compiles_a_block_again():
     for block in blocks(model):
         compile_block(block)
     layer, vit = model.language_model.model.layers[0], next(blocks(model))
-    plain = copy.deepcopy(toy().language_model.model.layers[0])
+    plain = toy().language_model.model.layers[0]
     for und, gen in ((40, 40), (300, 20), (2100, 30), (30, 2100), (4200, 4300), (50, 0), (0, 50), (1, 9), (9, 1)):
         found = [_through(each, und, gen) for each in (layer, plain)]
         for ours, theirs in zip(*found, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+            assert (ours - theirs).norm() <= 1e-4 * theirs.norm() + 1e-6
         vit(torch.randn(max(und, 2), TOY.vit.hidden_size), [(1, max(und, 2))]).sum().backward()
     assert compilations(layer) == compilations(vit) == 2  # before and after attention
     assert counters["stats"]["unique_graphs"] == before + 4
+    assert "failed to eagerly compile backwards" not in caplog.text
 
 
 def _through(layer: nn.Module, und: int, gen: int) -> list[torch.Tensor]:

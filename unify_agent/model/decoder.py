@@ -86,7 +86,8 @@ class Routing:
         if self.alone:
             return x, x[:0]
         x = _Permute.apply(x, self.sorted, self.inverse)
-        return x[:und_rows], x[und_rows:]
+        und, gen = x.split((und_rows, len(x) - und_rows))  # compiled for any sizes, which slices are not
+        return und, gen
 
     def join(self, und: Tensor, gen: Tensor) -> Tensor:
         """The inverse of `split`."""
