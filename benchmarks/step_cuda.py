@@ -132,7 +132,7 @@ def oracle(spans: list[Span], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, row
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours.float() - theirs).norm() / theirs.norm())
+    return float((ours.detach().float() - theirs).norm() / theirs.norm())
 
 
 def timed(attend: Attend, spans: list[Span], config: LlmConfig, device: torch.device) -> tuple[float, float]:
