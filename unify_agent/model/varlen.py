@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,9 +123,10 @@ def torch_kernel(q: Tensor, k: Tensor, v: Tensor, runs: Runs) -> Tensor:
 
     window = (-1, 0) if runs.causal else (-1, -1)
     sizes = (runs.query_ends, runs.key_ends, runs.most_queries, runs.most_keys)
-    # Before there was such a setting the kernel served several query heads by one kv head unasked.
-    grouped = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in signature(varlen_attn).parameters else {}
-    out = varlen_attn(q, k, v, *sizes, window_size=window, **grouped)
+    settings: dict[str, Any] = {"window_size": window}
+    if "enable_gqa" in signature(varlen_attn).parameters:  # before, a kv head served several query heads unasked
+        settings["enable_gqa"] = q.shape[1] != k.shape[1]
+    out = varlen_attn(q, k, v, *sizes, **settings)
     assert isinstance(out, Tensor)  # and not with the sums of exponentials, which were not asked for
     return out
 
