@@ -7,7 +7,7 @@ the peak of resident memory grows in the first run, ours over the plain one's, e
 `time_ratio`: seconds of the best of the next two runs, ours over the plain one's. The bar, at hidden 256: 0.15 and 1.4.
 At BAGEL's hidden 3,584 (under `hidden 3584`) a run is 6.7 TFLOP and happens once, for memory and time alike; the head's
 own gradient of 2.2 GB is most of what either needs. `gemm`: GFLOP/s of multiplying float32 matrices on the same
-threads. With --json a line for each hidden size appears on stderr as soon as it is measured. Takes 14 GB.
+threads. With --json a line for each hidden size appears on stderr as soon as it is measured. Takes 7 GB.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from unify_agent.training.ema import Ema
 from unify_agent.training.parallel import World, held
 
 OLDEST = (0, 19, 8)
-"""The oldest DeepSpeed that looks at the norm of the gradient before it takes a step, whatever the dtype."""
+"""A DeepSpeed that looks at the gradient's norm before it takes a step, whatever the dtype (0.17.6 does not)."""
 
 
 class ZeroEngine:
@@ -38,7 +38,7 @@ class ZeroEngine:
             ) from None
         if _version(deepspeed.__version__) < OLDEST:
             raise UserError(
-                f"deepspeed {deepspeed.__version__} takes steps whose gradient is not finite; "
+                f"deepspeed {deepspeed.__version__} may take steps whose gradient is not finite; "
                 f"pip install 'deepspeed>={'.'.join(map(str, OLDEST))}'"
             )
         # gloo as it is: DeepSpeed's kernel for CPUs would be compiled at the start, by all ranks at once
