@@ -8,14 +8,19 @@ ten segments) of a model of hidden size 256, 4 layers, 8 query and 2 key heads, 
 the VAE is left out. `eight samples`: as many tokens, fewer visible pairs. `whole step`: everything, from the loader to
 the average of the weights, of the embedded world's model, with the time by part; on two ranks too, where
 `communication` (inside the others) is what the collectives took. `compiled`: 20 mixed packs, and how often each kind
-of block was compiled. With `--device cuda`: the same there, and attention and 4 layers of BAGEL-7B's shape on a pack of
-41,600 slots (benchmarks/step_cuda.py).
+of block was compiled, at most twice. With `--device cuda`: the same there, whole steps in bfloat16, and attention and 4
+layers of BAGEL-7B's shape on a pack of 41,600 slots (benchmarks/step_cuda.py). A case that fails is told on stderr, and
+the exit code is then 1; with --json each line appears there as well, as soon as it is measured.
 
 Each case has a process of its own. `seconds` is the best of a few steps, `growth_mib` by how much the peak of resident
-memory (on a GPU: of allocated memory) exceeds what was held before the first. `gemm`: GFLOP/s of multiplying float32
-matrices on the same threads. The public code on its dense mask takes 0.49, 7.9 and 31.7 s and grows by 0.6, 3.7 and
-13.3 GB at 1,000, 4,000 and 8,000 tokens on a machine of two cores; ours may take a quarter of the time at 4,000, a
-sixth at 8,000, and a quarter of the memory at both.
+memory (on a GPU: of allocated memory), `peak_mib`, exceeds what was held before the first. `gemm`: GFLOP/s of
+multiplying matrices on the same threads (on a GPU: on it, in the dtype of the case). `mfu`: the model's arithmetic over
+seconds x `gemm`, on one rank; counted are its forward and backward pass and the VAE's forward pass where it runs, as
+training/planning/flops.py does: matrix products, attention by visible pairs.
+
+The public code on its dense mask takes 0.49, 7.9 and 31.7 s and grows by 0.6, 3.7 and 13.3 GB at 1,000, 4,000 and 8,000
+tokens on a machine of two cores; ours may take a quarter of the time at 4,000, a sixth at 8,000, and a quarter of the
+memory at both.
 """
 
 from __future__ import annotations
@@ -39,11 +44,13 @@ from torch import Tensor, nn
 
 from benchmarks.agent_sample import CONFIG, RULES, agent_sample
 from benchmarks.decode import gemm_rate
+from benchmarks.step_cuda import BACK_ENDS, attempt, case_of, matrices, real_shape
 from benchmarks.visibility import peak
 from unify_agent.errors import UserError, run
 from unify_agent.interleave.batch import PackedBatch, pack
 from unify_agent.interleave.visibility import visible_pairs
 from unify_agent.model.bagel import Bagel
+from unify_agent.model.config import BagelConfig
 from unify_agent.model.initialise import initialise
 from unify_agent.training import optimiser, parallel
 from unify_agent.training.assembly import assemble
@@ -52,6 +59,9 @@ from unify_agent.training.config import Config, ParallelConfig
 from unify_agent.training.ema import Ema
 from unify_agent.training.engine import TorchEngine
 from unify_agent.training.parallelize import blocks, compilations, parallelize, place
+from unify_agent.training.planning.flops import flops
+from unify_agent.training.planning.parameters import parameters_of
+from unify_agent.training.planning.workload import Load
 from unify_agent.training.step import Stepper
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,6 +71,8 @@ TIMES_AS_FAST = {4000: 4, 8000: 6}
 SIZES = (1000, 4000, 8000)
 WHOLE = (1000, 2000, 4000)
 PACKS, REPEATS, SAMPLE = 20, 3, 330
+MOST_COMPILATIONS = 2
+"""Of each kind of block, over all packs."""
 Row = dict[str, Any]
 
 
@@ -106,7 +118,7 @@ class Memory:
     """By how many MiB a block's peak exceeds what was held before it."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda, self.growth = device.type == "cuda", 0.0
+        self.cuda, self.growth, self.most = device.type == "cuda", 0.0, 0.0
 
     def __enter__(self) -> Memory:
         gc.collect()
@@ -116,8 +128,8 @@ class Memory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        most = torch.cuda.max_memory_allocated() / 2**20 if self.cuda else peak()
-        self.growth = most - self.before
+        self.most = torch.cuda.max_memory_allocated() / 2**20 if self.cuda else peak()
+        self.growth = self.most - self.before
 
 
 def stepper_of(model: nn.Module, encode: Any, config: Config, world: parallel.World) -> tuple[Stepper, Clock]:
@@ -138,6 +150,17 @@ def clock_calls(clock: Clock, part: str, function: Any) -> Any:
     return timed
 
 
+def rate_of(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
+    """GFLOP/s of multiplying matrices."""
+    return matrices(dtype) if device.type == "cuda" else gemm_rate()
+
+
+def gflop(shape: BagelConfig, model: nn.Module, batches: Sequence[PackedBatch], vae: bool) -> float:
+    """The model's arithmetic in a step on these packs, with the VAE's or without."""
+    counted = [flops(shape, parameters_of(model), Load.of(batch), "none") for batch in batches]
+    return sum(each.total - (0.0 if vae else each.parts["VAE"]) for each in counted) / 1e9
+
+
 def agent_case(tokens: int, samples: int, threads: int) -> Row:
     """Steps on one pack of `samples` trajectories, `tokens` slots together."""
     config = Config(parallel=ParallelConfig(threads=threads))
@@ -146,7 +169,7 @@ def agent_case(tokens: int, samples: int, threads: int) -> Row:
     stepper, clock = stepper_of(model, _latents, config, world)
     stepper.step(0, [_pack(200, 1)])
     batch = _pack(tokens, samples)
-    rate = gemm_rate()
+    rate = rate_of(world.device)
     with Memory(world.device) as memory:
         stepper.step(1, [batch])
     times = []
@@ -156,7 +179,8 @@ def agent_case(tokens: int, samples: int, threads: int) -> Row:
         times.append(clock.now() - began)
     name = "agent sample" if samples == 1 else f"{samples} agent samples"
     row = {"case": name, "tokens": tokens, "seconds": min(times), "growth_mib": memory.growth, "gemm": rate}
-    row["pairs"] = visible_pairs(batch.spans)
+    row["mfu"] = gflop(CONFIG, model, [batch], vae=False) / row["seconds"] / rate
+    row |= {"peak_mib": memory.most, "pairs": visible_pairs(batch.spans)}
     if samples == 1 and tokens in PUBLIC:
         seconds, grown = PUBLIC[tokens]
         row |= {"public_seconds": seconds, "public_growth_mib": grown / 2**20}
@@ -187,6 +211,7 @@ def whole_case(tokens: int, threads: int, compiled: bool, rank: int, ranks: int,
         f"parallel.packs_per_step={ranks}",
         f"parallel.threads={threads}",
         f"parallel.compile={compiled}",
+        f"parallel.dtype={'bf16' if torch.cuda.is_available() else 'fp32'}",
     ]
     config = load_config(settings, ROOT / "configs", ROOT / "recipes")
     world = parallel.start(config.parallel)
@@ -194,8 +219,8 @@ def whole_case(tokens: int, threads: int, compiled: bool, rank: int, ranks: int,
     model = place(parts.model, parts.weights, world, config).train()
     stepper, clock = stepper_of(model, parts.encode, config, world)
     data = parts.loader.steps(0, steps)
-    times: list[tuple[float, int, dict[str, float]]] = []
-    rate = gemm_rate()
+    times: list[tuple[float, int, float, dict[str, float]]] = []
+    rate = rate_of(world.device, torch.bfloat16)
     with Memory(world.device) as memory:
         for number in range(steps - 1):
             clock.reset()
@@ -203,14 +228,18 @@ def whole_case(tokens: int, threads: int, compiled: bool, rank: int, ranks: int,
             with clock.part("loader"):
                 packs = next(data).packs
             trained = stepper.step(number, packs)["tokens"]
-            times.append((clock.now() - began, trained, dict(clock.seconds)))
-    seconds, trained, shares = min(times[1:])
+            seconds = clock.now() - began
+            work = gflop(parts.start.shape, model, packs, vae=True)
+            times.append((seconds, trained, work, dict(clock.seconds)))
+    seconds, trained, work, shares = min(times[1:], key=lambda each: each[0])
     row = {
         "case": "whole step" + (", compiled" if compiled else "") + (f", {ranks} ranks" if ranks > 1 else ""),
         "tokens": tokens,
         "seconds": seconds,
         "growth_mib": memory.growth,
         "gemm": rate,
+        "mfu": work / seconds / rate,
+        "peak_mib": memory.most,
         "tokens_per_second": trained / seconds,
         "parts": {name: round(share, 4) for name, share in shares.items()},
     }
@@ -218,13 +247,14 @@ def whole_case(tokens: int, threads: int, compiled: bool, rank: int, ranks: int,
     if compiled:
         row["packs"] = PACKS
         row["compilations"] = {_kind(block): compilations(block) for block in blocks(model)}
+        row["most_compilations"] = MOST_COMPILATIONS
     data.close()
     parallel.stop(world)
     return row
 
 
 def _kind(block: nn.Module) -> str:
-    return type(block).__module__.rpartition(".")[2]
+    return type(block).before.__module__.rpartition(".")[2]  # of a sharded block too, which has another class
 
 
 def _communication(stepper: Stepper, number: int, packs: Sequence[PackedBatch]) -> float:
@@ -243,24 +273,27 @@ def alone(function: Any, *arguments: Any) -> Row:
         return rows[0].result()
 
 
-def cases(device: str, threads: int) -> Iterator[Row]:
-    """All of them, one after another."""
+def cases(device: str, threads: int) -> Iterator[Row | None]:
+    """All of them, one after another; None for one that failed."""
+
+    def measured(case: str, function: Any, *arguments: Any) -> Row | None:
+        return attempt(case, alone, function, *arguments)
+
     for tokens in SIZES:
-        yield alone(agent_case, tokens, 1, threads)
-    yield alone(agent_case, SIZES[-1], 8, threads)
+        yield measured(f"agent sample, {tokens:,} tokens", agent_case, tokens, 1, threads)
+    yield measured("8 agent samples", agent_case, SIZES[-1], 8, threads)
     for tokens in WHOLE:
-        yield alone(whole_case, tokens, threads, False, 0, 1, 0)
+        yield measured(f"whole step, {tokens:,} tokens", whole_case, tokens, threads, False, 0, 1, 0)
     if device == "cpu" or torch.cuda.device_count() > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        yield alone(whole_case, *((WHOLE[0], max(1, threads // 2), False, rank, 2, port) for rank in range(2)))
-    yield alone(whole_case, WHOLE[0], threads, True, 0, 1, 0)
+        ranks = [(WHOLE[0], max(1, threads // 2), False, rank, 2, port) for rank in range(2)]
+        yield measured("whole step, 2 ranks", whole_case, *ranks)
+    yield measured("whole step, compiled", whole_case, WHOLE[0], threads, True, 0, 1, 0)
     if device == "cuda":
-        from benchmarks.step_cuda import real_shape
-
-        for back_end in ("flex", "varlen"):
-            yield alone(real_shape, back_end)
+        for back_end in BACK_ENDS:
+            yield measured(case_of(back_end), real_shape, back_end)
 
 
 def line(row: Row) -> str:
@@ -286,13 +319,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError("--device cuda: torch finds no GPU here")
     if args.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    rows = cases(args.device, args.threads)
+    rows = []
+    for row in cases(args.device, args.threads):
+        rows.append(row)
+        if row is not None:
+            print(line(row), file=sys.stderr if args.json else sys.stdout, flush=True)
     if args.json:
-        print(json.dumps(list(rows)))
-        return 0
-    for row in rows:
-        print(line(row), flush=True)
-    return 0
+        print(json.dumps([row for row in rows if row is not None]))
+    return int(None in rows)
 
 
 if __name__ == "__main__":

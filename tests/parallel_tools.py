@@ -6,12 +6,16 @@ gradients and weights are from those of the single process.
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.random_layouts import RULES
 from tests.training_toy import TOY
@@ -34,6 +38,7 @@ CASES = {
     "shards, full": {"shard": 4, "checkpointing": "full"},
     "hybrid, selective": {"shard": 2, "checkpointing": "selective"},
     "shards, bf16": {"shard": 4, "dtype": "bf16"},
+    "hybrid, bf16": {"shard": 2, "dtype": "bf16"},
 }
 """Settings of `parallel` that train on four ranks."""
 
@@ -105,15 +110,31 @@ def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, fl
     return worst
 
 
+class Collectives(TorchDispatchMode):
+    """Counts calls of collectives by their name and dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op.namespace == "c10d":
+            dtypes = {str(each.dtype).removeprefix("torch.") for each in tree_leaves(args) if isinstance(each, Tensor)}
+            self.calls.update(f"{op.name().removeprefix('c10d::').strip('_')} {dtype}" for dtype in dtypes)
+        return op(*args, **(kwargs or {}))
+
+
 def main(arguments: Sequence[str]) -> None:
     folder = Path(arguments[0])
     found = {}
     for name, case in CASES.items():
         config = ParallelConfig(**{"packs_per_step": 4, **case})
         world = parallel.start(config)
-        stepper = train(world, config, config.packs_per_step)
+        with Collectives() as collectives:
+            stepper = train(world, config, config.packs_per_step)
         reference = torch.load(folder / f"{config.packs_per_step}.pt")
         found[name] = distance(outcome(stepper), reference)
+        found[name]["collectives"] = collectives.calls
         found[name]["float32"] = all(p.dtype == p.grad.dtype == torch.float32 for p in stepper.engine.parameters)
         found[name]["held"] = sum(parallel.local(p).numel() for p in stepper.model.parameters())
         if world.main:
@@ -121,8 +142,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    import torch.distributed as dist
-
     dist.init_process_group("gloo")
     main(sys.argv[1:])
     dist.destroy_process_group()

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from golden_model import golden_batch, golden_config, golden_model, relative
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unify_agent.interleave.batch import PackRules, pack
 from unify_agent.interleave.segments import Document, Drawing, Picture, Text
@@ -136,6 +137,43 @@ def test_cross_entropy_by_chunks_equals_the_plain_one(count, chunk):
     assert torch.allclose(ours, plain, rtol=1e-5) and tokens.shape == (count,) and not tokens.requires_grad
     for a, b in zip(found, expected, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor had that an operation made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.numbers = max(self.numbers, out.numel())
+        return out
+
+
+def test_cross_entropy_never_has_all_logits_and_has_one_backward_pass():
+    hidden, head = torch.randn(600, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
+    labels, weights = torch.randint(0, 1000, (600,)), torch.rand(600)
+    with Largest() as largest:
+        loss, _ = weighted_cross_entropy(hidden, head, labels, weights, chunk=50)
+        loss.backward(retain_graph=True)
+    assert largest.numbers == 50 * 1000
+    with pytest.raises(RuntimeError, match="one backward pass"):
+        loss.backward()
+
+
+def test_cross_entropy_of_bfloat16_adds_its_chunks_up_in_float32():
+    """In bfloat16 two hundred and fifty chunks would lose ten times as much."""
+    draw = torch.Generator().manual_seed(0)
+    hidden, head = (torch.randn(rows, 16, generator=draw).bfloat16() for rows in (4000, 50))
+    labels, weights = torch.randint(50, (4000,), generator=draw), torch.rand(4000, generator=draw)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        leaf = head.to(dtype, copy=True).requires_grad_()
+        loss, _ = weighted_cross_entropy(hidden.to(dtype), leaf, labels, weights, chunk=16)
+        found.append((loss.detach(), *torch.autograd.grad(loss, leaf)))
+    assert found[1][0].dtype == torch.float32 and found[1][0] == pytest.approx(float(found[0][0]), rel=1e-3)
+    assert relative(found[1][1].float(), found[0][1]) < 0.004
 
 
 def picture(seed: int, height: int, width: int) -> np.ndarray:

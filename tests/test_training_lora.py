@@ -1,21 +1,28 @@
 """Adapters: what they train, what a checkpoint holds of them, and an export in the public layout."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.training_ranks import compose
 from tests.training_toy import TOY, write_start
 from unify_agent.errors import UserError
 from unify_agent.model.loading import on_meta
 from unify_agent.model.weights import load_model
-from unify_agent.training import checkpoint
+from unify_agent.training import checkpoint, parallel
+from unify_agent.training.assembly import assemble
+from unify_agent.training.ema import Ema
 from unify_agent.training.metrics import read
+from unify_agent.training.samples import Samples
 from unify_agent.training.trainer import fit
 
 pytest.importorskip("peft")
 TABLES = {"language_model.model.embed_tokens.weight", "language_model.lm_head.weight"}
+SAMPLES = ["logging.samples.every=2", "logging.samples.prompts=[a disc, a square]", "logging.samples.steps=4"]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +32,9 @@ def runs(tmp_path_factory):
     base = [*write_start(folder / "start"), "optim.schedule=constant", "ema.decay=0.5", "checkpoint.every=2"]
     fit(compose([*base, f"output={folder / 'base'}", "steps=25", "optim.lr=1e-2"]))
     tuned = [*base, "model.init=pretrained", f"model.path={folder / 'base' / 'final'}", "lora.rank=2", "lora.alpha=4"]
+    tuned += ["optim.lr=3e-2", "optim.warmup_steps=0"]
     fit(compose([*tuned, f"output={folder / 'whole'}", "steps=4", "export.weights=model"]))
+    tuned += SAMPLES
     fit(compose([*tuned, f"output={folder / 'parts'}", "steps=2"]))
     fit(compose([*tuned, f"output={folder / 'parts'}", "steps=4"]))
     fit(compose([*tuned, f"output={folder / 'half'}", "steps=2", "lora.base_dtype=bf16", "parallel.dtype=bf16"]))
@@ -71,6 +80,26 @@ def test_a_frozen_base_in_half_precision_trains_and_exports(runs):
     provenance = json.dumps(half[1])
     assert "NaN" not in provenance
     assert load_model(runs / "half" / "final").state_dict().keys() == on_meta(TOY).state_dict().keys()
+
+
+def drawn(run: Path, step: int) -> np.ndarray:
+    paths = sorted((run / "samples" / f"step_{step:07d}").glob("*.png"))
+    assert len(paths) == 2
+    return np.stack([np.asarray(Image.open(path)) for path in paths]).astype(int)
+
+
+def test_pictures_drawn_while_training_are_those_of_the_exported_model(runs):
+    """The averaged adapters draw as the export does, which has them added to the base's weights; and drawing changes
+    nothing of the training (`parts` draws, `whole` does not)."""
+    settings = [*write_start(runs / "start"), f"model.path={runs / 'parts' / 'final'}", "model.init=pretrained"]
+    config = compose([*settings, *SAMPLES, f"output={runs / 'again'}"])
+    world = parallel.World(0, 1, torch.device("cpu"), None)
+    model = load_model(runs / "parts" / "final")
+    Samples(config, assemble(config, world), model, Ema(model, config.ema), world).draw(4)
+    ours, theirs = drawn(runs / "parts", 4), drawn(runs / "again", 4)
+    assert abs(ours - theirs).max() <= 1
+    assert abs(drawn(runs / "parts", 2) - ours).max() > 1
+    assert drawn(runs / "half", 2).std() > 0
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,29 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel_tools import CASES, KINDS, distance, document, latents, outcome, packs, toy, train
 from tests.random_layouts import RULES
+from tests.training_toy import TOY
 from unify_agent.errors import UserError
 from unify_agent.interleave.batch import pack
+from unify_agent.model.decoder import Routing
+from unify_agent.model.embeddings import rope_tables
 from unify_agent.training import parallel
 from unify_agent.training.config import ParallelConfig
-from unify_agent.training.parallelize import blocks, compilations, compile_block, parallelize
+from unify_agent.training.parallelize import blocks, callable_in_parts, compilations, compile_block, parallelize
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = parallel.World(0, 1, torch.device("cpu"), None)
@@ -47,9 +54,21 @@ def test_four_ranks_with_unlike_packs_have_the_gradients_of_one_process(found, c
 
 
 @pytest.mark.slow
-def test_bfloat16_is_for_computing_and_nothing_else(found):
-    case = found["shards, bf16"]
+@pytest.mark.parametrize("name", ["shards, bf16", "hybrid, bf16"])
+def test_bfloat16_is_for_computing_and_nothing_else(found, name):
+    """Weights are gathered in it; gradients are summed over shards and over replicas in float32."""
+    case = found[name]
     assert case["float32"] and 1e-5 < case["gradient"] < 0.1
+    sums = {"allreduce float32"} if "hybrid" in name else set()
+    counts = {"allreduce float64"}  # and losses
+    assert case["collectives"].keys() == {"allgather_base bfloat16", "reduce_scatter_base float32", *sums, *counts}
+
+
+@pytest.mark.slow
+def test_replicas_are_summed_once_a_step_and_shards_for_every_pack(found):
+    for name, packs_a_rank in (("hybrid", 1), ("hybrid, two packs a rank", 2)):
+        calls = found[name]["collectives"]
+        assert calls["reduce_scatter_base float32"] == packs_a_rank * calls["allreduce float32"] > 0
 
 
 @pytest.mark.slow
@@ -57,6 +76,27 @@ def test_a_rank_holds_its_shard(found):
     whole = sum(p.numel() for p in toy().parameters())
     assert found["shards"]["held"] == pytest.approx(whole / 4, rel=0.02)
     assert found["hybrid"]["held"] == pytest.approx(whole / 2, rel=0.02)
+
+
+def test_blocks_embedding_and_head_are_units_and_each_gathers_the_next():
+    config = ParallelConfig(dtype="bf16")
+    world = parallel.start(config)
+    try:
+        model = parallelize(toy(), world, config)
+        units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+        towers = ("vit_model.vision_model.encoder.layers", "language_model.model.layers")
+        layers = [f"{tower}.{n}" for tower in towers for n in range(len(model.get_submodule(tower)))]
+        order = ["language_model.model.embed_tokens", *layers, "language_model.lm_head"]
+        assert set(units) == {"", *order}
+        states = [units[name]._get_fsdp_state() for name in order]
+        for state, following in pairwise(states):
+            assert state._states_to_forward_prefetch == [following]
+            assert following._states_to_backward_prefetch == [state]
+        with callable_in_parts(model):
+            assert not any(state._states_to_forward_prefetch for state in states)
+        assert states[0]._states_to_forward_prefetch == [states[1]]
+    finally:
+        parallel.stop(world)
 
 
 def test_one_process_computes_in_bfloat16_as_many_do():
@@ -118,6 +158,40 @@ def test_twenty_mixed_packs_compile_each_kind_of_block_at_most_twice():
     assert len(kinds) == 2
     for block in kinds.values():
         assert 1 <= compilations(block) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="code for a CPU is built with g++")
+def test_no_mix_of_sizes_compiles_a_block_again(caplog):
+    """Generated code too, which on a CPU depends on how many rows are summed; equal counts first, then fewer and more
+    of each kind than 4,096 terms of a sum, and packs without one kind."""
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    model = toy()
+    for block in blocks(model):
+        compile_block(block)
+    layer, vit = model.language_model.model.layers[0], next(blocks(model))
+    plain = toy().language_model.model.layers[0]
+    for und, gen in ((40, 40), (300, 20), (2100, 30), (30, 2100), (4200, 4300), (50, 0), (0, 50), (1, 9), (9, 1)):
+        found = [_through(each, und, gen) for each in (layer, plain)]
+        for ours, theirs in zip(*found, strict=True):
+            assert (ours - theirs).norm() <= 1e-4 * theirs.norm() + 1e-6
+        vit(torch.randn(max(und, 2), TOY.vit.hidden_size), [(1, max(und, 2))]).sum().backward()
+    assert compilations(layer) == compilations(vit) == 2  # before and after attention
+    assert counters["stats"]["unique_graphs"] == before + 4
+    assert "failed to eagerly compile backwards" not in caplog.text
+
+
+def _through(layer: nn.Module, und: int, gen: int) -> list[torch.Tensor]:
+    """Results and gradients of a layer with so many tokens of each kind."""
+    torch.manual_seed(0)
+    layer.zero_grad()
+    rows, width = torch.randperm(und + gen), TOY.llm.head_dim
+    a, b = (torch.randn(n, TOY.llm.hidden_size, requires_grad=True) for n in (und, gen))
+    rope = rope_tables(torch.arange(und + gen), width, 1e4)
+    results = layer(0, a, b, Routing(rows[:und], rows[und:]), rope, lambda _, q, k, v: q + k + v)
+    sum(each.square().sum() for each in results).backward()
+    return [*results, a.grad, b.grad, *(p.grad for p in layer.parameters())]
 
 
 def test_the_setting_compiles_every_block():

@@ -1,13 +1,15 @@
 """Run by torchrun in test_training_distributed: several runs in one process group, one after another.
 
-Arguments: a JSON list of lists of overrides; a run whose first entry is "uneven" takes one step in which rank 0
-has text only and rank 1 pictures only, and rank 0 writes its row to the output folder.
+Arguments: a JSON list of lists of overrides; a run whose first entry is one of `MODES` takes two steps of its own, of
+which rank 0 writes what there is to see to the output folder.
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from unify_agent import files
@@ -16,6 +18,7 @@ from unify_agent.training import parallel
 from unify_agent.training.assembly import assemble
 from unify_agent.training.compose import load_config
 from unify_agent.training.config import Config
+from unify_agent.training.guards import Fault
 from unify_agent.training.trainer import Trainer, fit
 from unify_agent.training.watchdog import Watchdog
 
@@ -43,11 +46,32 @@ def uneven(config: Config) -> None:
     parallel.stop(world)
 
 
+def infinite(config: Config) -> None:
+    """The second step's gradient is not finite though its loss is; no rank's weights may have changed by it."""
+    world = parallel.start(config.parallel)
+    trainer = Trainer(config, world, assemble(config, world))
+    for number in range(2):
+        before = {name: value.clone() for name, value in trainer.tensors().items()}
+        trainer.zero.factor *= (1, math.inf)[number]
+        says = ""
+        try:
+            trainer.stepper.step(number, next(trainer.parts.loader.steps(number, number + 1)).packs)
+        except Fault as fault:
+            says = str(fault)
+        changed = [name for name, value in trainer.tensors().items() if not torch.equal(value, before[name])]
+        if world.main:
+            files.write_json(Path(config.output) / f"step_{number}.json", {"says": says, "changed": len(changed)})
+        assert bool(changed) == (number == 0)
+    parallel.stop(world)
+
+
+MODES = {"uneven": uneven, "infinite": infinite}
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     for overrides in json.loads(sys.argv[1]):
-        if overrides[0] == "uneven":
-            uneven(compose(overrides[1:]))
+        if overrides[0] in MODES:
+            MODES[overrides[0]](compose(overrides[1:]))
         else:
             fit(compose(overrides))
     dist.destroy_process_group()

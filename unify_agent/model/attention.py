@@ -228,9 +228,11 @@ def block_mask(tables: BlockTables, device: torch.device | str) -> BlockMask:
 
     # In this order: what each row of blocks visits, and, for the backward pass, what each column is visited by.
     partial, full = tables.partial, tables.full
-    orders = [each for blocks in (partial, full, partial.T, full.T) for each in ordered(blocks)]
-    size = (tables.size, tables.size)
-    return BlockMask((len(tables.span),) * 2, *orders, BLOCK_SIZE=size, mask_mod=visible)
+    rows, full_rows, columns, full_columns = (ordered(blocks) for blocks in (partial, full, partial.T, full.T))
+    length, size = len(tables.span), tables.size
+    return BlockMask(
+        (length, length), *rows, *full_rows, *columns, *full_columns, BLOCK_SIZE=(size, size), mask_mod=visible
+    )
 
 
 @cache
@@ -239,5 +241,7 @@ def _flex(compiled: bool) -> Callable[..., Tensor]:
 
     if not compiled:
         return flex_attention
-    # wrapped: selective checkpointing sees the compiled kernel and keeps what it returned
-    return torch.compile(flex_attention, options={"wrap_inductor_compiled_regions": True})
+    # wrapped: selective checkpointing sees the compiled kernel and keeps what it returned; an older torch computes it
+    # twice
+    wrap = "wrap_inductor_compiled_regions"
+    return torch.compile(flex_attention, options={wrap: True} if hasattr(torch._inductor.config, wrap) else None)

@@ -7,6 +7,8 @@ two kinds in two tensors; only attention sees the tokens in their own order.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -84,7 +86,8 @@ class Routing:
         if self.alone:
             return x, x[:0]
         x = _Permute.apply(x, self.sorted, self.inverse)
-        return x[:und_rows], x[und_rows:]
+        und, gen = x.split((und_rows, len(x) - und_rows))  # compiled for any sizes, which slices are not
+        return und, gen
 
     def join(self, und: Tensor, gen: Tensor) -> Tensor:
         """The inverse of `split`."""
@@ -105,6 +108,16 @@ class Mlp(nn.Module):
 
 
 class SelfAttention(nn.Module):
+    """Each of these exists a second time, for the `gen` expert, with `_moe_gen` after its name."""
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    o_proj_moe_gen: nn.Linear
+    q_norm: RmsNorm
+    k_norm: RmsNorm
+
     def __init__(self, config: LlmConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -117,7 +130,7 @@ class SelfAttention(nn.Module):
             self.add_module(f"k_norm{suffix}", RmsNorm(self.width, config.rms_norm_eps))
 
     def _qkv(self, x: Tensor, suffix: str) -> tuple[Tensor, Tensor, Tensor]:
-        part = self._modules
+        part: dict[str, Any] = self._modules
         q = part["q_proj" + suffix](x).unflatten(-1, (self.heads, self.width))
         k = part["k_proj" + suffix](x).unflatten(-1, (self.kv_heads, self.width))
         v = part["v_proj" + suffix](x).unflatten(-1, (self.kv_heads, self.width))
@@ -139,6 +152,11 @@ class SelfAttention(nn.Module):
 
 
 class Layer(nn.Module):
+    input_layernorm: RmsNorm
+    input_layernorm_moe_gen: RmsNorm
+    post_attention_layernorm: RmsNorm
+    post_attention_layernorm_moe_gen: RmsNorm
+
     def __init__(self, config: LlmConfig) -> None:
         super().__init__()
         self.self_attn = SelfAttention(config)

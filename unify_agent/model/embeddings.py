@@ -50,7 +50,9 @@ class TimestepEmbedder(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         """t [N] -> [N, dim]"""
-        return self.mlp(timestep_sinusoid(t).to(self.mlp[0].weight.dtype))
+        first = self.mlp[0]
+        assert isinstance(first, nn.Linear)
+        return self.mlp(timestep_sinusoid(t).to(first.weight.dtype))
 
 
 def rope_tables(ids: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:

@@ -183,7 +183,7 @@ def _fetched(repository: str) -> Path:
 
 
 def _description(raw: dict[str, Any], file: Path) -> Description:
-    given = {key: raw[key] for key in ("layout", "prompts", "provenance") if key in raw}
+    given: dict[str, Any] = {key: raw[key] for key in ("layout", "prompts", "provenance") if key in raw}
     if given.get("layout", "paper") not in PRESETS:
         raise UserError(f"{file}: layout {given['layout']!r} is unknown{nearest(str(given['layout']), PRESETS)}")
     if "transforms" in raw:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from unify_agent.model.bagel import Bagel
 from unify_agent.model.config import LlmConfig
-from unify_agent.model.decoder import Decoder
+from unify_agent.model.decoder import Decoder, Layer
 from unify_agent.model.embeddings import PositionTable, apply_rope, rope_tables
 
 
@@ -70,6 +70,7 @@ def _start_copying(decoder: Decoder, draw: torch.Generator) -> None:
     )  # [H, rows] each: what of a token is carried, and where the token before is written
 
     first, second = decoder.layers[0], decoder.layers[1]
+    assert isinstance(first, Layer) and isinstance(second, Layer)
     first.mlp.down_proj.weight *= _QUIET
     attention = first.self_attn
     attention.o_proj.weight *= _QUIET

@@ -54,15 +54,16 @@ class _WeightedCrossEntropy(torch.autograd.Function):
                 else:
                     grad_head += delta.T @ x
             del logits, mass  # before the next ones
-        if wanted:
-            ctx.save_for_backward(grad_hidden, grad_head.to(head.dtype))
+        ctx.grads = (grad_hidden, grad_head.to(head.dtype)) if wanted else None
         ctx.mark_non_differentiable(tokens)
         return (tokens * weights).sum(), tokens
 
     @staticmethod
     def backward(ctx, grad: Tensor, _: Tensor):
-        grad_hidden, grad_head = ctx.saved_tensors
-        return grad_hidden * grad, grad_head * grad, None, None, None, None
+        if ctx.grads is None:
+            raise RuntimeError("the loss has one backward pass: its gradients are scaled in place and given away")
+        (grad_hidden, grad_head), ctx.grads = ctx.grads, None
+        return grad_hidden.mul_(grad), grad_head.mul_(grad), None, None, None, None
 
 
 def weighted_cross_entropy(

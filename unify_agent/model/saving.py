@@ -97,10 +97,10 @@ def write_folder(
         files.write_json(work / "vit_config.json", vit_to_json(config.vit))
         files.write_json(work / DESCRIPTION, describe(config, description))
         files.write_text(work / "README.md", model_card(config, description, dtype, sizes, list(parts)))
-        for file in copied:
-            shutil.copyfile(file, work / file.name)
-        for file in work.glob("*.safetensors"):  # safetensors writes through a private temporary file
-            file.chmod(0o644)
+        for path in copied:
+            shutil.copyfile(path, work / path.name)
+        for path in work.glob("*.safetensors"):  # safetensors writes through a private temporary file
+            path.chmod(0o644)
     return out
 
 

@@ -50,7 +50,8 @@ class FluxVae(nn.Module):
 
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
-        from diffusers import AutoencoderKL  # four seconds: only where a VAE is built
+        # four seconds: only where a VAE is built
+        from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
         widths = tuple(config.ch * m for m in config.ch_mult)
         self.config = config
@@ -126,7 +127,8 @@ class FluxVae(nn.Module):
 
 def original_names(config: VaeConfig) -> list[str]:
     """FLUX's name of every tensor of an autoencoder of this shape."""
-    conv, names = ("weight", "bias"), []
+    conv = ("weight", "bias")
+    names: list[str] = []
 
     def block(prefix: str, wide_in: int, wide_out: int) -> None:
         parts = ["norm1", "conv1", "norm2", "conv2"] + (["nin_shortcut"] if wide_in != wide_out else [])

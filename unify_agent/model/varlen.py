@@ -13,10 +13,13 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from unify_agent.errors import UserError
 from unify_agent.interleave.visibility import Range, Span, visible_ranges
 from unify_agent.model.attention import Attend, SegmentsAttention, Windows
 
@@ -103,8 +106,15 @@ def _runs(causal: bool, spans: list[Span], past: list[Sequence[Range]], device: 
 
 @cache
 def best_kernel() -> Kernel:
-    """flash-attn's, or torch's own."""
-    return flash_kernel if importlib.util.find_spec("flash_attn") else torch_kernel
+    """flash-attn's, or torch's own. Raises UserError where there is neither."""
+    if importlib.util.find_spec("flash_attn"):
+        return flash_kernel
+    if importlib.util.find_spec("torch.nn.attention.varlen"):
+        return torch_kernel
+    raise UserError(
+        f"attention=segments on a GPU needs flash-attn or torch 2.11 (here: {torch.__version__}); "
+        f"model.attention=flex needs neither"
+    )
 
 
 def torch_kernel(q: Tensor, k: Tensor, v: Tensor, runs: Runs) -> Tensor:
@@ -113,7 +123,12 @@ def torch_kernel(q: Tensor, k: Tensor, v: Tensor, runs: Runs) -> Tensor:
 
     window = (-1, 0) if runs.causal else (-1, -1)
     sizes = (runs.query_ends, runs.key_ends, runs.most_queries, runs.most_keys)
-    return varlen_attn(q, k, v, *sizes, window_size=window, enable_gqa=q.shape[1] != k.shape[1])
+    settings: dict[str, Any] = {"window_size": window}
+    if "enable_gqa" in signature(varlen_attn).parameters:  # before, a kv head served several query heads unasked
+        settings["enable_gqa"] = q.shape[1] != k.shape[1]
+    out = varlen_attn(q, k, v, *sizes, **settings)
+    assert isinstance(out, Tensor)  # and not with the sums of exponentials, which were not asked for
+    return out
 
 
 def flash_kernel(q: Tensor, k: Tensor, v: Tensor, runs: Runs) -> Tensor:

@@ -16,6 +16,11 @@ from unify_agent.model.config import VitConfig
 
 
 class _Attention(nn.Module):
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    out_proj: nn.Linear
+
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
@@ -32,8 +37,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, groups: Sequence[tuple[
     out, at = [], 0
     for pictures, patches in groups:
         stop = at + pictures * patches
-        part = [t[at:stop].view(pictures, patches, heads, -1).transpose(1, 2) for t in (q, k, v)]
-        out.append(F.scaled_dot_product_attention(*part).transpose(1, 2).reshape(stop - at, -1))
+        a, b, c = (t[at:stop].view(pictures, patches, heads, -1).transpose(1, 2) for t in (q, k, v))
+        out.append(F.scaled_dot_product_attention(a, b, c).transpose(1, 2).reshape(stop - at, -1))
         at = stop
     return torch.cat(out) if len(out) > 1 else out[0]
 

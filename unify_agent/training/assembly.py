@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from unify_agent.errors import UserError, nearest
 from unify_agent.interleave.batch import PackedBatch, PackRules
 from unify_agent.interleave.blocks import BLOCK
 from unify_agent.interleave.grammar import STRUCTURE_TAGS, Grammar
-from unify_agent.interleave.layout import Pixels
+from unify_agent.interleave.layout import Pixels, Preset
 from unify_agent.interleave.packing import Limits
 from unify_agent.interleave.transforms import Transform
 from unify_agent.model.bagel import Bagel
@@ -184,11 +185,11 @@ def _transform(config: TransformConfig, key: str, patch: int, side: int) -> Tran
 
 def loader_of(config: Config, world: World, grammar: Grammar, pixels: Pixels, shape: BagelConfig) -> Loader:
     """The packs of this rank. Raises UserError for sources that are not there or can't be used."""
-    data = config.data
+    data, preset = config.data, cast(Preset, config.layout)  # one of them: compose.check looked
     context = SourceContext(
         grammar=grammar,
         pixels=pixels,
-        preset=config.layout,
+        preset=preset,
         copies=data.noise_copies,
         cache=Path(config.output) / "index",
     )
@@ -210,7 +211,7 @@ def loader_of(config: Config, world: World, grammar: Grammar, pixels: Pixels, sh
         rank=world.rank,
         world=world.size,
         workers=data.workers,
-        preset=config.layout,
+        preset=preset,
         dropout=Dropout(data.dropout.text, data.dropout.vit, data.dropout.vae),
         pad_to=padding_of(config),
         pin=world.device.type == "cuda",

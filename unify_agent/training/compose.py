@@ -70,6 +70,7 @@ def read_config(path: Path) -> schema.Config:
 
 def _typed(strict: Any) -> schema.Config:
     config = OmegaConf.to_object(strict)
+    assert isinstance(config, schema.Config)
     config.plan = config.plan.lower()  # YAML's true is a boolean, whose name is True
     return config
 
@@ -96,7 +97,7 @@ def _take_recipe(overrides: Sequence[str], recipes: Path) -> tuple[list[str], st
     return kept, chosen
 
 
-def keys(node: type = schema.Config, prefix: str = "") -> Iterator[str]:
+def keys(node: Any = schema.Config, prefix: str = "") -> Iterator[str]:
     """Every dotted key of the schema, groups and the fields of list entries included."""
     hints = get_type_hints(node)
     for item in fields(node):

@@ -11,6 +11,7 @@ to them, so that the public layout results (of averages: the product of the aver
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,8 @@ def adapt(model: Bagel, config: LoraConfig) -> Bagel:
         from peft import inject_adapter_in_model
     except ImportError:
         raise UserError(f"lora.rank={config.rank} needs the extra: pip install 'unify-agent[lora]'") from None
-    settings = Settings(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=LAYERS)
+    scale: Any = config.alpha  # peft says a whole number, and takes any
+    settings = Settings(r=config.rank, lora_alpha=scale, lora_dropout=config.dropout, target_modules=LAYERS)
     inject_adapter_in_model(settings, model)
     for name in VOCABULARY:
         model.get_parameter(name).requires_grad_()

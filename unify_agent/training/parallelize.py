@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -108,6 +109,11 @@ COMPILED = ("before", "after")
 """The methods of a block that are compiled; what lies between them is its attention."""
 
 
+_ANY_SIZE = import_module("torch.fx.experimental._config").patch(backed_size_oblivious=True, use_duck_shape=False)
+"""What is compiled assumes nothing of its sizes. By default it would be compiled anew for two sizes that were equal the
+first time, and on a CPU for each side of 4,096 terms that some sum over rows can be on."""
+
+
 def compile_block(block: nn.Module, backend: str = "inductor") -> None:
     """torch.compile of a block's `COMPILED` methods, whatever the number of their rows."""
     for name in COMPILED:
@@ -123,7 +129,10 @@ def _by_rows(plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callabl
         rows = min(len(each) for each in inputs if isinstance(each, Tensor))
         if rows < 2 or not torch.is_grad_enabled():
             return plain(*inputs)
-        return compiled(*(each.clone() if isinstance(each, Tensor) and each._is_view() else each for each in inputs))
+        with _ANY_SIZE:  # entered in every call: backward passes have threads of their own, settings are a thread's
+            return compiled(
+                *(each.clone() if isinstance(each, Tensor) and each._is_view() else each for each in inputs)
+            )
 
     return call
 
@@ -150,13 +159,12 @@ def shard_model(model: nn.Module, world: World, config: ParallelConfig) -> None:
         ),
         "offload_policy": CPUOffloadPolicy() if config.offload else OffloadPolicy(),
     }
-    units = _units(model)
-    head = units[-1]
-    for unit in units:
-        fully_shard(unit, reshard_after_forward=unit is not head, **settings)  # the head is wanted again at once
+    *units, head = _units(model)
+    order = [fully_shard(unit, **settings) for unit in units]
+    order.append(fully_shard(head, reshard_after_forward=False, **settings))  # it is wanted again at once
     fully_shard(model, **settings)
-    _prefetch(units)
-    for unit, following in pairwise(units):
+    _prefetch(order)
+    for unit, following in pairwise(order):
         following.set_modules_to_backward_prefetch([unit])
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -170,7 +178,7 @@ def _units(model: nn.Module) -> list[nn.Module]:
     return [embedding, *blocks(model), head]
 
 
-def _prefetch(units: Sequence[Any]) -> None:
+def _prefetch(units: Sequence[FSDPModule]) -> None:
     for unit, following in pairwise(units):
         unit.set_modules_to_forward_prefetch([following])
 
@@ -185,7 +193,7 @@ def callable_in_parts(model: nn.Module) -> Iterator[None]:
     if not isinstance(model, FSDPModule):
         yield
         return
-    units: list[Any] = _units(model)
+    units = [unit for unit in _units(model) if isinstance(unit, FSDPModule)]
     for unit in units:
         unit.set_modules_to_forward_prefetch([])
     model.unshard()

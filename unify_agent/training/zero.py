@@ -7,6 +7,7 @@ where the loss is already divided by global denominators, so the loss is multipl
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import torch
@@ -18,12 +19,15 @@ from unify_agent.training.config import Config
 from unify_agent.training.ema import Ema
 from unify_agent.training.parallel import World, held
 
+OLDEST = (0, 19, 8)
+"""A DeepSpeed that looks at the gradient's norm before it takes a step, whatever the dtype (0.17.6 does not)."""
+
 
 class ZeroEngine:
     """An `Engine`. `model`: what is called in training."""
 
     def __init__(self, model: nn.Module, config: Config, world: World) -> None:
-        """Raises UserError when DeepSpeed is not installed."""
+        """Raises UserError when DeepSpeed is not installed, or too old."""
         os.environ.setdefault("DS_ACCELERATOR", world.device.type)
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed wants it of a single process too
         try:
@@ -32,13 +36,19 @@ class ZeroEngine:
             raise UserError(
                 f"parallel.strategy={config.parallel.strategy} needs the extra: pip install 'unify-agent[deepspeed]'"
             ) from None
+        if _version(deepspeed.__version__) < OLDEST:
+            raise UserError(
+                f"deepspeed {deepspeed.__version__} may take steps whose gradient is not finite; "
+                f"pip install 'deepspeed>={'.'.join(map(str, OLDEST))}'"
+            )
         # gloo as it is: DeepSpeed's kernel for CPUs would be compiled at the start, by all ranks at once
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         optim, parallel = config.optim, config.parallel
         self.stage, self.world, self.module = int(parallel.strategy[-1]), world, model
         trained = [p for p in model.parameters() if p.requires_grad]
+        first, second = optim.betas
         adam = torch.optim.AdamW(
-            trained, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, weight_decay=optim.weight_decay
+            trained, lr=optim.lr, betas=(first, second), eps=optim.eps, weight_decay=optim.weight_decay
         )
         settings = {
             "train_micro_batch_size_per_gpu": 1,
@@ -47,7 +57,7 @@ class ZeroEngine:
             # whole on every rank are only parameters as small as a head's norm
             "zero_optimization": {"stage": self.stage, "stage3_param_persistence_threshold": 1000},
             "zero_allow_untested_optimizer": True,
-            "bf16": {"enabled": parallel.dtype == "bf16"},
+            "bf16": {"enabled": parallel.dtype == "bf16", "check_grad_overflow": True},
             "communication_data_type": "fp32",
             "steps_per_print": 2**31 - 1,
         }
@@ -70,6 +80,7 @@ class ZeroEngine:
             self.model.step()  # counts the pack, changes nothing
 
     def update(self, rate: float) -> float:
+        """DeepSpeed takes no step whose norm is not finite, and calls every such norm infinite."""
         for group in self.optimiser.optimizer.param_groups:
             group["lr"] = rate
         self.model.step()
@@ -109,3 +120,8 @@ class ZeroEngine:
         parts = [torch.empty_like(part) for _ in range(self.world.size)]
         dist.all_gather(parts, part.contiguous())
         return torch.cat(parts)[: parameter.ds_numel].view(parameter.ds_shape).cpu()
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """`0.19.8+a1b2` -> (0, 19, 8)."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
