@@ -16,7 +16,7 @@ from data.build.contracts import Task
 from data.build.grouping import Groups
 from data.build.journal import Outcome
 from data.build.listing import read_list
-from data.build.lookalike import BYTES, Looks, find_alike, pack, same_picture
+from data.build.lookalike import BYTES, Alike, Looks, find_alike, pack, same_picture
 from data.build.names import normalised
 from eval.benchmarks.factip import FactIP, FactIPMini
 from unify_agent.search.pictures import alike, look_of
@@ -100,7 +100,9 @@ def varied(rng, base):
     return made.resize((int(rng.integers(60, 130)),) * 2)
 
 
-def test_look_alikes_are_those_of_the_pairwise_rule():
+@pytest.mark.parametrize("few", [0, 256])
+def test_look_alikes_are_those_of_the_pairwise_rule(few, monkeypatch):
+    monkeypatch.setattr("data.build.lookalike.FEW", few)
     rng = np.random.default_rng(3)
     bases = [np.kron(rng.integers(0, 256, (8, 8, 3)), np.ones((12, 12, 1))) for _ in range(25)]
     white = np.full((96, 96, 3), 255.0)
@@ -125,9 +127,11 @@ def test_look_alikes_are_those_of_the_pairwise_rule():
 
 def test_too_many_pictures_of_one_kind_are_counted_and_not_compared_with_each_other(monkeypatch):
     monkeypatch.setattr("data.build.lookalike.MOST", 3)
-    same = pack(look_of(Image.new("RGB", (8, 8), "white")))
-    found = find_alike([same] * 20)
-    assert found.groups == (tuple(range(20)),) and found.cut > 0
+    monkeypatch.setattr("data.build.lookalike.FEW", 0)
+    nearly = [pack(look_of(Image.new("RGB", (8, 8), (250, 250, 200 + k % 15)))) for k in range(60)]
+    found = find_alike(nearly)
+    assert found.groups == (tuple(range(60)),) and found.cut > 0
+    assert find_alike([nearly[0]] * 60) == Alike((tuple(range(60)),), 0)
 
 
 def test_places_are_counted_within_a_part_of_a_category():

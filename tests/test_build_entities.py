@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,8 +28,9 @@ def read(path):
     return read_list(path, Looks())
 
 
-def refused(path):
-    return {what: why for what, why in read(path).refused}
+def told_of(listed):
+    """What is said of each row that was refused, by its id."""
+    return {re.search("id '(.*?)'", why.detail)[1]: why.detail for _, why in listed.refused}
 
 
 def test_the_releases_columns_are_read_as_they_are(tmp_path):
@@ -99,7 +101,7 @@ def test_same_names_are_refused_and_prefixes_are_not(tmp_path):
     listed = read(csv_list(tmp_path / "a.csv", rows))
     assert [e.id for e in listed.entities] == ["1", "2", "3", "5", "6", "10"]
     (what, why), (_, twin) = listed.refused
-    assert what == "4" and "a.csv:5" in why.detail and "a.csv:2 has the name" in why.detail
+    assert what == "a.csv:5" in why.detail and "a.csv:2 has the name" in why.detail
     assert twin.reason == "an id that is taken" and "a.csv:2" in twin.detail
 
 
@@ -142,7 +144,7 @@ def test_wrong_columns_are_refused_with_the_nearest_known(tmp_path, header, word
 
 
 def test_columns_that_nobody_could_mean_are_left_alone():
-    found = columns_of(["index", "name", "category", "wikidata", "age", "image_prompt"], "x")
+    found = columns_of(["index", "name", "category", "wikidata", "age", "image_prompt"])
     assert found == {"index": "id", "name": "name", "category": "category"}
 
 
@@ -172,11 +174,15 @@ def test_wrong_types_are_told_apart_from_the_rows_beside_them(tmp_path):
             {"id": 3, "name": 1984, "category": "toy"},
             {"id": 4, "names": {"en": "Four", "fr": None}, "category": "toy"},
             {"id": 5, "names": "Five", "category": "toy"}, {"id": 6.5, "name": "Six", "category": "toy"},
-            {"id": 7, "name": "\ud800", "category": "toy"}, 8]  # fmt: skip
+            {"id": 7, "name": "\ud800", "category": "toy"}, 8, {"id": 9, "name": "Nine", "catgory": "toy"},
+            {"id": 10, "names": {"english": "Ten"}, "category": "toy"},
+            {"id": 11, "names": {"zh-CN": "十一", "zh_tw": "十一"}, "category": "toy"}]  # fmt: skip
     (tmp_path / "a.json").write_text(json.dumps(rows))
     listed = read(tmp_path / "a.json")
     assert {e.id: dict(e.names) for e in listed.entities} == {"3": {"en": "1984"}, "4": {"en": "Four"}}
-    assert len(listed.refused) == 6 and all("a.json#" in why.detail for _, why in listed.refused)
+    assert len(listed.refused) == 9 and all("a.json#" in why.detail for _, why in listed.refused)
+    told = told_of(listed)
+    assert "did you mean 'category'" in told["9"] and "no language" in told["10"] and "two names" in told["11"]
 
 
 def test_seeds_are_pictures_beside_the_list(tmp_path):
@@ -192,7 +198,7 @@ def test_seeds_are_pictures_beside_the_list(tmp_path):
     path = csv_list(tmp_path / "a.csv", [(k, "", f"Thing {k}", "", "toy", "", *v) for k, v in seeds.items()], header)
     listed = read_list(path, Looks(tmp_path / "looks.jsonl"))
     assert {e.id: len(e.seeds) for e in listed.entities} == {"good": 3, "none": 0}
-    told = {what: why.detail for what, why in listed.refused}
+    told = told_of(listed)
     assert "not there" in told["gone"] and "web page" in told["page"] and "broken off" in told["cut"]
     assert "no picture" in told["void"] and "folder" in told["folder"] and "download it" in told["web"]
     assert all(f"a.csv:{k}" in told[name] for k, name in enumerate(seeds, 2) if name in told)
@@ -210,7 +216,7 @@ def test_seeds_are_opened_once(tmp_path, monkeypatch):
 def test_strict_stops_at_the_first_refusal(tmp_path):
     csv_list(tmp_path / "list.csv", [OWL, ("8", "", "", "", "toy", "")])
     entities, lost = read_entities(spec(tmp_path))
-    assert [e.id for e in entities] == ["007"] and [what for what, _ in lost] == ["8"]
+    assert [e.id for e in entities] == ["007"] and [what for what, _ in lost] == ["list.csv:3"]
     with pytest.raises(UserError, match=r"list\.csv:3.*no name"):
         read_entities(spec(tmp_path, strict=True))
 

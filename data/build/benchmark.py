@@ -24,6 +24,7 @@ from typing import Any
 
 from data.build.contracts import Entity, Part, Task
 from data.build.grouping import Groups
+from data.build.items import JOURNAL
 from data.build.journal import Outcome, read_journal
 from data.build.listing import LOOKS, read_list
 from data.build.lookalike import Looks, find_alike, same_picture
@@ -33,7 +34,6 @@ from unify_agent.files import whole_folder, write_json
 from unify_agent.interleave.randomness import generator
 from unify_agent.interleave.transforms import open_picture
 
-JOURNAL = "journal.jsonl"
 _KEPT_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 

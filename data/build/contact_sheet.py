@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from unify_agent.interleave.transforms import open_picture
 from unify_agent.judging import PicturePolicy
 from unify_agent.page import escape, page, tag, write_script
 
-MOST, EACH, PART = 5000, 20, 40
+MOST, EACH, PART, NEAR = 5000, 20, 40, 20
 THUMB = PicturePolicy(longest=200, format="jpeg", quality=80)
 POLICY = "default-src 'none'; img-src 'self' file:; script-src 'self' file:; style-src 'self' 'unsafe-inline' file:"
 _HERE = Path(__file__).parent / "sheet"
@@ -40,10 +40,10 @@ def write(out: Path, items: Callable[[], Iterable[Item]], near: Mapping[str, Any
     Returns the path of index.html.
     """
     chosen, total = _chosen(items(), seed)
-    groups: dict[str, dict[str, None]] = {}
+    groups: dict[str, list[Sequence[str]]] = {}
     for group in (group for part in ("prompts", "pictures") for group in near.get(part, {}).get("groups", [])):
         for name in group:
-            groups.setdefault(name, {}).update(dict.fromkeys(group))
+            groups.setdefault(name, []).append(group)
     rows: list[list[Any]] = []
     values: dict[str, list[str]] = {name: [] for name in _FILTERS}
     parts = out / "parts"
@@ -115,7 +115,7 @@ def _places(item: Item, values: dict[str, list[str]]) -> list[int]:
     return places
 
 
-def _told(item: Item, thumbs: Mapping[Path, str], near: Mapping[str, Iterable[str]]) -> dict[str, Any]:
+def _told(item: Item, thumbs: Mapping[Path, str], near: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, Any]:
     """All that a card shows."""
     pictures = [
         [thumbs.get(path, ""), f"reference {k}", _lines(origin)] for k, (path, origin) in enumerate(item.references, 1)
@@ -130,10 +130,16 @@ def _told(item: Item, thumbs: Mapping[Path, str], near: Mapping[str, Iterable[st
     pictures += [[thumbs.get(path, ""), f"seed {k}", ""] for k, path in enumerate(item.seeds, 1)]
     where = (item.id, item.name, item.category, item.language, item.form, item.difficulty)
     return {
-        "id": item.id, "title": item.prompt or item.name, "where": " · ".join(filter(None, where)), "state": item.state,
-        "why": item.why, "detail": item.detail, "recaption": item.recaption, "pictures": pictures,
-        "near": [each for each in near.get(item.id, ()) if each != item.id][:20],
+        "id": item.id, "title": item.prompt or item.name or item.id, "where": " · ".join(filter(None, where)),
+        "state": item.state, "why": item.why, "detail": item.detail, "recaption": item.recaption, "pictures": pictures,
+        "near": _others(item.id, near.get(item.id, ())),
     }  # fmt: skip
+
+
+def _others(name: str, groups: Iterable[Sequence[str]]) -> list[str]:
+    """The first of those that an item is in a group with."""
+    others = dict.fromkeys(each for group in groups for each in group[: NEAR + 1] if each != name)
+    return list(others)[:NEAR]
 
 
 def _lines(origin: Mapping[str, str]) -> str:

@@ -20,9 +20,9 @@ def read_entities(spec: Spec) -> tuple[Sequence[Entity], Sequence[tuple[str, Dro
     """
     listed = read_list(spec.entities, Looks(spec.out / LOOKS))
     if spec.strict and listed.refused:
-        what, why = listed.refused[0]
+        _, why = listed.refused[0]
         more = f" (and {len(listed.refused) - 1} more)" if len(listed.refused) > 1 else ""
-        raise UserError(f"{why.detail or what}{more}; mend the list, or go on without them with strict: false")
+        raise UserError(f"{why.detail}{more}; mend the list, or go on without them with strict: false")
     parts = benchmark.choose(listed.entities, listed.looks, spec.benchmark.share, spec.seed)
     return benchmark.placed(listed.entities, parts), listed.refused
 

@@ -38,7 +38,8 @@ _KNOWN = tuple(name for group in CATEGORIES.values() for name in group)
 
 @dataclass(frozen=True)
 class Listed:
-    """A list as it was read. `looks`: the packed look of each seed. `refused`: (id or place, why)."""
+    """A list as it was read. `looks`: the packed look of each seed. `refused`: (file and line, why): an id might be
+    another row's."""
 
     entities: tuple[Entity, ...]
     looks: Mapping[Path, bytes]
@@ -90,7 +91,7 @@ class _Reader:
 
     def refuse(self, where: str, given: str, reason: str, told: str) -> None:
         place = f"{self.path.parent / where}"
-        self.refused.append((given or where, Dropped("entities", reason, f"{place}: id {given!r}: {told}")))
+        self.refused.append((where, Dropped("entities", reason, f"{place}: id {given!r}: {told}")))
 
     def take(self, row: Row) -> Entity | None:
         try:

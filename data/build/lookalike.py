@@ -12,7 +12,7 @@ counts how often that was so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 
-from data.build.grouping import Groups
 from data.progress import Progress
 from unify_agent.interleave.segments import Unusable
 from unify_agent.interleave.transforms import open_picture
@@ -29,7 +30,7 @@ from unify_agent.search.pictures import ALIKE_ASPECT, ALIKE_BITS, ALIKE_COLOUR, 
 
 BYTES = 66
 """Of a packed look: 2 of aspect, 16 of bits, 48 of colours."""
-MOST, AXES = 2048, 6
+MOST, FEW, AXES = 2048, 256, 6
 _BLOCK = 1 << 18  # pairs that are compared at once
 _VERSION = 1
 
@@ -50,19 +51,33 @@ class Alike:
 
 def find_alike(looks: Sequence[bytes]) -> Alike:
     """Groups among packed looks. A group holds whatever a chain of pairs joins."""
-    groups, cut = Groups(len(looks)), 0
-    if looks:
-        packed = np.frombuffer(b"".join(looks), np.uint8).reshape(-1, BYTES)
-        colours = packed[:, 18:]
-        brightness = colours.sum(1, dtype=np.int64)
-        values = colours[:, _telling(colours)].astype(np.int64)
-        ways = [(values + shift) // (2 * ALIKE_COLOUR + 1) for shift in (0, ALIKE_COLOUR)]
-        for chosen in product((0, 1), repeat=AXES):
-            cell = np.zeros(len(looks), np.int64)
-            for axis, way in enumerate(chosen):
-                cell = cell * 16 + ways[way][:, axis]
-            cut += _join(packed, (cell << 16) + brightness, groups)
-    return Alike(groups.several(), cut)
+    if not looks:
+        return Alike((), 0)
+    packed, where = np.unique(np.frombuffer(b"".join(looks), np.uint8).reshape(-1, BYTES), axis=0, return_inverse=True)
+    labels, cut = np.arange(len(packed)), 0
+    for key in _keys(packed):
+        labels, more = _joined(packed, key, labels)
+        cut += more
+    members: dict[int, list[int]] = {}
+    for number, label in enumerate(labels[where.ravel()].tolist()):
+        members.setdefault(label, []).append(number)
+    return Alike(tuple(tuple(each) for each in members.values() if len(each) > 1), cut)
+
+
+def _keys(packed: np.ndarray) -> Iterator[np.ndarray]:
+    """By what pictures are sorted, time after time. A few are compared each with each."""
+    if len(packed) <= FEW:
+        yield np.zeros(len(packed), np.int64)
+        return
+    colours = packed[:, 18:]
+    brightness = colours.sum(1, dtype=np.int64)
+    values = colours[:, _telling(colours)].astype(np.int64)
+    ways = [(values + shift) // (2 * ALIKE_COLOUR + 1) for shift in (0, ALIKE_COLOUR)]
+    for chosen in product((0, 1), repeat=AXES):
+        cell = np.zeros(len(packed), np.int64)
+        for axis, way in enumerate(chosen):
+            cell = cell * 16 + ways[way][:, axis]
+        yield (cell << 16) + brightness
 
 
 def _telling(colours: np.ndarray) -> list[int]:
@@ -84,8 +99,8 @@ def same_picture(one: bytes, two: bytes) -> bool:
     return bool(_alike(*(np.frombuffer(look, np.uint8)[None] for look in (one, two)))[0])
 
 
-def _join(packed: np.ndarray, key: np.ndarray, groups: Groups) -> int:
-    """Joins what looks alike among pictures whose keys are near; returns for how many there were too many."""
+def _joined(packed: np.ndarray, key: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
+    """Labels in which pictures of near keys that look alike are one, and how many had too many to be compared with."""
     order = np.argsort(key, kind="stable")
     ranked = key[order]
     reach = np.searchsorted(ranked, ranked + ALIKE_COLOUR * 48, side="right") - np.arange(len(ranked)) - 1
@@ -99,11 +114,20 @@ def _join(packed: np.ndarray, key: np.ndarray, groups: Groups) -> int:
         first = np.repeat(np.arange(start, stop), some)
         second = first + 1 + np.arange(len(first)) - np.repeat(np.cumsum(some) - some, some)
         one, two = order[first], order[second]
+        apart = labels[one] != labels[two]
+        one, two = one[apart], two[apart]
         same = _alike(packed[one], packed[two])
-        for a, b in zip(one[same].tolist(), two[same].tolist(), strict=True):
-            groups.join(a, b)
+        if same.any():
+            labels = _merged(labels, labels[one[same]], labels[two[same]])
         start = stop
-    return int((reach > MOST).sum())
+    return labels, int((reach > MOST).sum())
+
+
+def _merged(labels: np.ndarray, one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    """Labels in which `one[k]` and `two[k]` are the same."""
+    size = int(labels.max()) + 1
+    graph = coo_matrix((np.ones(len(one), np.int8), (one, two)), shape=(size, size))
+    return connected_components(graph, directed=False)[1][labels]
 
 
 def _alike(one: np.ndarray, two: np.ndarray) -> np.ndarray:

@@ -151,7 +151,8 @@ class ServiceParts(Part):
 
 
 class Prompts(Part):
-    """Stage 1. languages: those asked for; none: those of the entity's names. words: a YAML file in place of ours."""
+    """Stage 1. languages: those asked for, as far as an entity has names in them; none: its own. words: a YAML file in
+    place of ours."""
 
     per_entity: int = Field(2, ge=1, le=100)
     languages: tuple[str, ...] = ()

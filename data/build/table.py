@@ -60,7 +60,7 @@ class Row:
 
 
 def read_table(path: Path) -> Iterator[Row]:
-    """The rows of a list. Raises UserError for a file that is none, and for columns that cannot be meant."""
+    """The rows of a list. Raises UserError for a file that is none, and for a table whose columns cannot be meant."""
     if path.suffix.lower() not in KINDS:
         raise UserError(f"{path}: a list of entities is a {', '.join(KINDS[:-1])} or {KINDS[-1]} file")
     if not path.is_file():
@@ -75,9 +75,12 @@ def read_table(path: Path) -> Iterator[Row]:
                 yield Row(where, fault=record.reason)
                 continue
             keys = tuple(record)
-            if keys not in columns:
-                columns[keys] = columns_of(keys, where if path.suffix.lower() in (".json", ".jsonl") else path)
-            yield _row(where, record, columns[keys])
+            try:
+                if keys not in columns:
+                    columns[keys] = columns_of(keys)
+                yield _row(where, record, columns[keys])
+            except ValueError as fault:
+                yield Row(where, _id_of(record), fault=str(fault))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
@@ -86,11 +89,11 @@ def read_table(path: Path) -> Iterator[Row]:
         raise UserError(f"{path}: holds no row")
 
 
-def columns_of(names: Sequence[str], where: Path | str) -> dict[str, str]:
+def columns_of(names: Sequence[str]) -> dict[str, str]:
     """Column -> what it means: id, name, name_<lang>, names, category, country, remark or seeds; others are left out.
 
-    Raises UserError, naming the file and the column: an id, a name or a category is missing; two columns mean the
-    same; a column is nearly one that is known.
+    Raises ValueError, naming the column: an id, a name or a category is missing; two columns mean the same; a column is
+    nearly one that is known.
     """
     found: dict[str, str] = {}
     unknown = []
@@ -99,20 +102,20 @@ def columns_of(names: Sequence[str], where: Path | str) -> dict[str, str]:
         if meaning := _meaning(low):
             twin = next((k for k, m in found.items() if m == meaning), None)
             if twin is not None and meaning != "seeds":
-                raise UserError(f"{where}: the columns {twin!r} and {name!r} mean the same; leave one of them out")
+                raise ValueError(f"the columns {twin!r} and {name!r} mean the same; leave one of them out")
             found[name] = meaning
         elif low not in _LEFT_ALONE:
             unknown.append(name)
     for name in unknown:
         if close := get_close_matches(name.strip().lower(), _SHOWN, 1, cutoff=0.8):
-            raise UserError(f"{where}: the column {name!r} is not known, did you mean {close[0]!r}?")
+            raise ValueError(f"the column {name!r} is not known, did you mean {close[0]!r}?")
     meanings = set(found.values())
     has_name = bool(meanings & {"name", "names"}) or any(each.startswith("name_") for each in meanings)
     for there, what in (("id" in meanings, "index"), (has_name, "name_en"), ("category" in meanings, "category")):
         if not there:
             one = next((name for name in names if len(names) == 1 and re.search(r"[;\t]", name)), None)
             tip = "; divide the columns by commas" if one else f"; it has {', '.join(map(repr, names)) or 'none'}"
-            raise UserError(f"{where}: no column {what!r} (or another word for it; see docs/data_build.md){tip}")
+            raise ValueError(f"no column {what!r} (or another word for it; see docs/data_build.md){tip}")
     return found
 
 
@@ -126,25 +129,40 @@ def _meaning(name: str) -> str:
 
 
 def _row(where: str, record: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
+    """Raises ValueError for a value that is not what its column is for."""
     names: dict[str, str] = {}
     seeds: list[str] = []
     plain = dict.fromkeys(("id", "name", "category", "country", "remark"), "")
-    try:
-        for column, meaning in columns.items():
-            value = record[column]
-            if meaning == "seeds":
-                seeds += _several(column, value)
-            elif meaning == "names":
-                if value is not None and not isinstance(value, dict):
-                    raise ValueError(f"{column!r} must be an object of names by language")
-                names |= {language: _text(f"{column}.{language}", name) for language, name in (value or {}).items()}
-            elif meaning.startswith("name_"):
-                names[meaning[5:]] = _text(column, value)
-            else:
-                plain[meaning] = _text(column, value)
-    except ValueError as fault:
-        return Row(where, plain["id"], fault=str(fault))
+    for column, meaning in columns.items():
+        value = record[column]
+        if meaning == "seeds":
+            seeds += _several(column, value)
+        elif meaning == "names":
+            names |= _by_language(column, value)
+        elif meaning.startswith("name_"):
+            names[meaning[5:]] = _text(column, value)
+        else:
+            plain[meaning] = _text(column, value)
     return Row(where, names={k: v for k, v in names.items() if v}, seeds=tuple(seeds), **plain)
+
+
+def _by_language(column: str, value: Any) -> dict[str, str]:
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{column!r} must be an object of names by language")
+    found = {}
+    for key, name in (value or {}).items():
+        language = _NAME.fullmatch(f"name_{key.strip().lower()}")
+        if language is None:
+            raise ValueError(f"{column!r}: {key!r} is no language such as en or zh")
+        if language[1] in found:
+            raise ValueError(f"{column!r}: has two names in {language[1]!r}")
+        found[language[1]] = _text(f"{column}.{key}", name)
+    return found
+
+
+def _id_of(record: Mapping[str, Any]) -> str:
+    """The id of a record that cannot be taken, as far as it has one."""
+    return next((str(record[key])[:80] for key in record if _FIXED.get(key.strip().lower()) == "id"), "")
 
 
 def _text(column: str, value: Any) -> str:
@@ -181,7 +199,7 @@ def _csv(path: Path) -> Iterator[tuple[str, dict[str, Any] | Fault]]:
         raise UserError(f"{path}: is empty; its first line must name the columns")
     if twice := sorted({name for name in header if header.count(name) > 1}):
         raise UserError(f"{path}: has two columns {twice[0]!r}")
-    columns_of(header, path)
+    _check_columns(header, path)
     for number, record in csv_lines(path, path.name, ()):
         yield f"{path.name}:{number}", record
 
@@ -215,18 +233,26 @@ def _json(path: Path) -> Iterator[tuple[str, dict[str, Any] | Fault]]:
         yield where, record if isinstance(record, dict) else Fault(where, "an object is expected")
 
 
+def _check_columns(names: Sequence[str], path: Path) -> None:
+    """Raises UserError for columns of a whole table that `columns_of` does not take."""
+    try:
+        columns_of(names)
+    except ValueError as fault:
+        raise UserError(f"{path}: {fault}") from None
+
+
 def _has_id(record: Mapping[str, Any]) -> bool:
     return any(_FIXED.get(key.strip().lower()) == "id" for key in record)
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any] | Fault]]:
     try:
-        file = pq.ParquetFile(path)
-        columns_of(file.schema_arrow.names, path)
-        number = 0
-        for batch in file.iter_batches(4096):
-            for record in batch.to_pylist():
-                number += 1
-                yield f"{path.name}#{number}", record
+        with pq.ParquetFile(path) as file:
+            _check_columns(file.schema_arrow.names, path)
+            number = 0
+            for batch in file.iter_batches(4096):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield f"{path.name}#{number}", record
     except pa.ArrowException as error:
         raise UserError(f"{path}: not a parquet file ({error})") from None
