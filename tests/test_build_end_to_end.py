@@ -1,11 +1,10 @@
 """From ten names to a training step: one command against services that misbehave, and nothing in between."""
 
-import csv
 import json
 import sys
 
 import pytest
-from build_servers import World, shown_in
+from build_servers import THINGS, World, shown_in
 from build_tools import write_spec
 from training_ranks import compose
 from training_toy import write_start
@@ -38,7 +37,7 @@ def entity_of(item):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder of a build that was run twice, and how many calls each run made."""
+    """The run folder of a build that was run twice, and how many calls each run made."""
     place = tmp_path_factory.mktemp("build")
     world = World(habits=HABITS)
     world.write(place)
@@ -55,7 +54,8 @@ def built(tmp_path_factory):
             for _ in range(2):
                 assert run(patch, "build", "--spec", spec) == 0
                 calls.append((chat.calls, len(images.asked)))
-    return place / "out", calls
+    (journal,) = (place / "out").rglob("journal.jsonl")
+    return journal.parent, calls
 
 
 def records(out):
@@ -81,11 +81,10 @@ def test_the_same_command_again_asks_nothing(built):
 
 def test_nothing_is_mixed_up_between_names_that_begin_alike(built):
     out, _ = built
-    listed = {row["id"]: row for row in csv.DictReader((out.parent / "entities.csv").open(encoding="utf-8"))}
     for item, (folder, record) in records(out).items():
-        row = listed[entity_of(item)]
-        assert record.ip_name in (row["name_en"], row["name_zh"]) and record.ip_name in record.image_prompt
-        assert folder.name == row["category"] and record.options["entity"] == entity_of(item)
+        thing = THINGS[int(entity_of(item))]
+        assert record.ip_name in thing.names and record.ip_name in record.image_prompt
+        assert folder.name == thing.category and record.options["entity"] == entity_of(item)
         pictures = [folder / record.generated_image, *(folder / each.file for each in record.references)]
         assert len(pictures) == 3
         assert {shown_in(path.read_bytes())[0] for path in pictures} == {int(entity_of(item))}
