@@ -62,6 +62,8 @@ class EndpointThinker:
 
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | Exception]:
         """All episodes at once, as many as the client allows."""
+        if len(episodes) == 1:
+            return [self._answered(episodes[0])]
         with ThreadPoolExecutor(max(1, min(len(episodes), self.client.concurrency))) as pool:
             return list(pool.map(self._answered, episodes))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -33,8 +34,9 @@ class Verdict(BaseModel):
         return value
 
 
+@lru_cache(maxsize=64)
 def json_schema(schema: type[BaseModel]) -> dict[str, Any]:
-    """The schema as servers want it in strict mode: closed objects with every key required."""
+    """The schema as servers want it in strict mode: closed objects with every key required. Not to be changed."""
 
     def closed(node: Any) -> Any:
         if isinstance(node, dict):
