@@ -1,5 +1,5 @@
 # make demo    the whole paper in miniature: outputs/demo/report.html
-# make test    every test            make lint    ruff
+# make test    every test            make lint    ruff, mypy
 #
 # Settings: PYTHON=python3.12   VENV=.venv   TORCH_INDEX_URL=https://...  (where torch comes from)
 #           TEST_ARGS="-n 2 -k agent"   (arguments of pytest)
@@ -32,6 +32,7 @@ test: $(stamp)-dev
 
 lint: $(stamp)-dev
 	@$(python) -m ruff check .
+	@$(python) -m mypy
 
 clean:
 	rm -rf $(VENV) outputs build dist *.egg-info
@@ -66,5 +67,5 @@ $(stamp)-openmoji: $(stamp)-torch $(sources)
 
 $(stamp)-dev: $(stamp)-torch $(sources)
 	@echo "installing unify-agent with its test tools"
-	@$(pip) install -c constraints.txt -e '.[openmoji,tensorboard,wandb,lora,dev]'
+	@$(pip) install -c constraints.txt -e '.[openmoji,tensorboard,wandb,lora,demo,deepspeed,dev]'
 	@touch $@

@@ -276,9 +276,9 @@ class Loader:
         if state.get("index") != here["index"]:
             then, now = state.get("sources", {}), here["sources"]
             names = [name for name in dict.fromkeys([*then, *now]) if then.get(name) != now.get(name)]
-            changes = [f"source {name} had {then.get(name, 0)} samples, now {now.get(name, 0)}" for name in names]
+            told = [f"source {name} had {then.get(name, 0)} samples, now {now.get(name, 0)}" for name in names]
             raise UserError(
-                f"its data changed since ({'; '.join(changes) or 'ids, lengths or weights of samples are others'}); "
+                f"its data changed since ({'; '.join(told) or 'ids, lengths or weights of samples are others'}); "
                 f"put them back, or choose another output and start from this run's weights"
             )
         if state["plan"] != here["plan"]:

@@ -113,7 +113,7 @@ def picture_values(pixels: Tensor) -> Tensor:
 
 def normalise(pixels: np.ndarray) -> Tensor:
     """Levels [H, W, 3] of any type -> float32 [3, H, W] in [-1, 1]."""
-    return _scaled(torch.from_numpy(np.require(pixels, requirements="CW")).permute(2, 0, 1)).contiguous()
+    return _scaled(torch.from_numpy(np.require(pixels, requirements=("C", "W"))).permute(2, 0, 1)).contiguous()
 
 
 def _scaled(levels: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def patchify(image: Tensor, patch: int) -> Tensor:
 def patch_levels(pixels: np.ndarray, patch: int) -> Tensor:
     """What `patchify` makes of a picture, from its uint8 [H, W, 3]."""
     rows = rearrange(pixels, "(h p) (w q) c -> (h w) (p q c)", p=patch, q=patch)
-    return torch.from_numpy(np.require(rows, requirements="CW"))
+    return torch.from_numpy(np.require(rows, requirements=("C", "W")))
 
 
 def position_ids(grid: tuple[int, int], side: int) -> Tensor:
@@ -239,7 +239,7 @@ class _Packer:
     def _image(self, pixels: np.ndarray, grid: tuple[int, int], name: str, index: int) -> None:
         shape = (LATENT_CHANNELS, grid[0] * LATENT_PATCH, grid[1] * LATENT_PATCH)
         rng = generator(self.seed, self.epoch, name, index, "vae")
-        self.images.append(torch.from_numpy(np.require(pixels, requirements="CW")))
+        self.images.append(torch.from_numpy(np.require(pixels, requirements=("C", "W"))))
         self.image_noise.append(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
 
     def _latents(self, grid: tuple[int, int], slots: Tensor, rng: np.random.Generator | None) -> None:
