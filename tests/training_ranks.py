@@ -49,7 +49,7 @@ def uneven(config: Config) -> None:
 def infinite(config: Config) -> None:
     """The second step's gradient is not finite though its loss is; no rank's weights may have changed by it."""
     world = parallel.start(config.parallel)
-    trainer = Trainer(config, world, assemble(config, world))
+    trainer = Trainer(config, world, assemble(config, world), Watchdog(Path(config.output), world, 300))
     for number in range(2):
         before = {name: value.clone() for name, value in trainer.tensors().items()}
         trainer.zero.factor *= (1, math.inf)[number]

@@ -223,7 +223,7 @@ class Dialogue:
             episode.recaption = recaption or ""
             if recaption is None:
                 episode.stop = "no_recaption"
-            elif not episode.stop:
+            else:
                 episode.stop = self._ending(episode)
             return None
         parsed = parse_calls(turn.reply)
@@ -231,7 +231,8 @@ class Dialogue:
         if len(parsed.calls) > MAX_CALLS:
             turn.mended += (f"only the first {MAX_CALLS} calls are made",)
         if not parsed.calls and parsed.error is None and recaption is not None:
-            episode.recaption, episode.stop = recaption, self._ending(episode)
+            episode.recaption = recaption
+            episode.stop = self._ending(episode)
             return None
         return parsed
 
