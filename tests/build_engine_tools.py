@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 
 def toy_spec(folder: Path, **changes: Any) -> Path:
     """A spec whose services are never asked."""
-    services = {"search": {"spec": "none"}} | changes.pop("services", {})
+    services = {"search": {"spec": "wikipedia"}} | changes.pop("services", {})
     return write_spec(folder, folder, "http://127.0.0.1:9", "http://127.0.0.1:9", services=services, **changes)
 
 
