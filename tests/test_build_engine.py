@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import re
+import signal
 import threading
 
 import pytest
@@ -11,6 +13,7 @@ from build_engine_tools import Toy, build, files_in, toy_spec
 from data.build import pipeline, status
 from data.build.contracts import Dropped, Failed, Halted, OverBudget
 from data.build.journal import Journal, read_journal
+from data.build.tally import Tally
 from unify_agent.judging import ChatError
 
 
@@ -259,6 +262,34 @@ def test_no_more_are_in_work_than_at_once_and_tasks_come_first(toy, tmp_path, mo
     assert ahead <= 8  # each thread's entity, and one whose last task another thread has in work
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["a lock is held", "the list is read", "the end is made"])
+def test_a_signal_at_any_moment_ends_in_one_line(toy, tmp_path, monkeypatch, capsys, number, where):
+    """In the main thread: the handler must not wait for what that thread holds."""
+    spec, before = toy_spec(tmp_path), signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        owner, name = {
+            "a lock is held": (Tally, "count"), "the list is read": (toy, "_read"),
+            "the end is made": (toy, "_lay_out"),
+        }[where]  # fmt: skip
+        work = getattr(owner, name)
+
+        def disturbed(*given):
+            if threading.current_thread() is threading.main_thread() and not sent:
+                sent.append(number)
+                os.kill(os.getpid(), number)
+            return work(*given)
+
+        sent = []
+        patch.setattr(owner, name, disturbed)
+        patch.setattr(pipeline, "TICK", 0.01)
+        assert build(patch, toy, spec) == 128 + number and sent
+    assert signal.getsignal(number) == before
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("stopped")]
+    assert line == "stopped: interrupted; run the same command again to continue"
+    assert build(monkeypatch, toy, spec) == 0 and len(files_in(tmp_path / "out" / "train")) == 6
+
+
 # ------------------------------------------------------------ what is told
 
 
@@ -316,7 +347,7 @@ def test_a_second_command_at_the_same_time_is_refused(toy, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "arguments, told", [
+    ("arguments", "told"), [
         (["merge", "--dry-run"], "--dry-run: merge does not know it"),
         (["merge", "--shard", "1/2"], "--shard: merge takes all shards"),
         (["status", "--limit", 3], "--limit: status does not know it"),

@@ -160,7 +160,7 @@ def test_signals_end_a_run_in_order(undisturbed, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "service, fault, told", [
+    ("service", "fault", "told"), [
         ("chat", "401", "teacher: the key is not accepted"), ("images", "401", "image: the key is not accepted"),
         ("chat", "500", "teacher: the service is down"), ("images", "drop", "image: the service is down"),
     ],

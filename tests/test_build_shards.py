@@ -143,7 +143,7 @@ def test_an_item_in_two_shards_is_named(split, monkeypatch, capsys):
 
 
 def test_one_folder_holds_shards_or_a_whole_build(split, tmp_path, monkeypatch, capsys):
-    toy, spec, out = split
+    toy, spec, _out = split
     assert "holds the shards of a build" in refused(monkeypatch, capsys, toy, spec)
     assert build(monkeypatch, toy, spec, "merge") == 0
     assert "holds the shards of a build" in refused(monkeypatch, capsys, toy, spec)

@@ -32,7 +32,7 @@ def test_the_example_is_a_spec_and_holds_the_values_that_hold_without_it(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "change, told", [
+    ("change", "told"), [
         ({"entites": "x"}, "entites: not a key of a spec, did you mean 'entities'?"),
         ({"verification": {"treshold": 5}}, "verification.treshold: not a key of a spec, did you mean 'threshold'?"),
         ({"services": {"teacher": {"modl": "x"}}}, "services.teacher.modl: not a key of a spec, did you mean 'mod"),
@@ -55,7 +55,7 @@ def test_what_is_wrong_is_told_with_file_and_key(tmp_path, change, told):
 
 
 @pytest.mark.parametrize(
-    "text, told", [
+    ("text", "told"), [
         ("out: a\nout: b\n", "'out' stands twice"), ("- 1\n", "a table of keys"), ("a: [", "does not parse"),
         ("out: a\n", "entities: this key is missing"), ("\xff", "cannot be read"),
     ],

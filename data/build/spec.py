@@ -360,7 +360,8 @@ def _parts(written: Spec, placed: Spec) -> dict[str, str]:
         chat = placed.chat(role)
         said[f"services.{role}"] = chat.model_dump(mode="json", include={"model", "mode", "temperature", "extra"})
     image, search = written.services.image, written.services.search
-    said["services.image"] = image.model_dump(mode="json", include={"model", "size", "extra"}) | {"own": Path(image.own).name}
+    drawn = image.model_dump(mode="json", include={"model", "size", "extra"})
+    said["services.image"] = drawn | {"own": Path(image.own).name}
     said["services.search"] = [search.spec.partition(":")[0], search.options]
     parts = {name: digest(json.dumps(value, sort_keys=True)) for name, value in said.items()}
     return parts | {"entities": _content(placed.file, "entities", placed.entities)}
