@@ -84,9 +84,7 @@ class Toy:
         self._work("describe", entity.id)
         return replace(entity, attributes=("round",))
 
-    def _tasks(
-        self, entity: Entity, spec: Spec, services: Services
-    ) -> tuple[list[Task], list[tuple[Task, Dropped]]]:
+    def _tasks(self, entity: Entity, spec: Spec, services: Services) -> tuple[list[Task], list[tuple[Task, Dropped]]]:
         self._work("tasks", entity.id)
         names = [f"{entity.id}-p{number}" for number in range(1, spec.prompts.per_entity + 1)]
         tasks = [Task(name, entity, f"{entity.id} waits", "en", "action", "direct") for name in names]
@@ -105,9 +103,7 @@ class Toy:
         place.write_text(task.id)
         return place
 
-    def _verify(
-        self, task: Task, trajectory: Any, number: int, picture: Path, spec: Spec, services: Services
-    ) -> Trial:
+    def _verify(self, task: Task, trajectory: Any, number: int, picture: Path, spec: Spec, services: Services) -> Trial:
         self._work("verify", task.id)
         good = task.id not in self.rejected
         return Trial(number, picture, good, "" if good else f"identity: unlike {number}", {"identity": 9.0 * good})

@@ -136,6 +136,7 @@ def test_what_is_done_stays_so_when_its_entity_fails_later(toy, tmp_path, monkey
     toy.faults = {("describe", "a"): Failed("entities", "no")}
     assert build(monkeypatch, toy, spec) == 3
     assert "a-p2" in files_in(tmp_path / "out" / "train")
+    assert status.read_status(tmp_path / "out")["left"] == {"entities": 1, "tasks": 1}
     toy.faults = {}
     assert build(monkeypatch, toy, spec) == 0 and toy.made["draw", "a-p2"] == 1
 

@@ -95,6 +95,7 @@ def test_two_writers_are_refused_and_a_reader_is_waited_for(tmp_path):
 def test_lines_of_many_threads_stay_whole(tmp_path):
     path = tmp_path / "journal.jsonl"
     with Journal(path) as opened:
+
         def note(worker):
             for number in range(50):
                 opened.append(Outcome("task", f"{worker}-{number}", "done", about={"prompt": "x" * 300}))

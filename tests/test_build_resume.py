@@ -4,6 +4,8 @@ Whatever happens, the same command goes on, asks nothing again that was answered
 leaves.
 """
 
+import errno
+import itertools
 import json
 import random
 import signal
@@ -17,8 +19,12 @@ from build_engine_tools import build, files_in, start
 from build_servers import ROLES, World
 from build_tools import write_spec
 
+from data.build import assembly, images
+from data.build.answers import Answers
 from data.build.journal import read_journal
 from data.build.status import read_status
+from unify_agent.errors import UserError
+from unify_agent.search import recorded
 
 AT_ONCE = 6
 HABITS = {"Kiru": {"sloppy"}, "Kiru Max": {"again"}, "月兔灯": {"never"}, "Sarn the Weaver": {"direct"}}
@@ -171,6 +177,7 @@ def test_a_wrong_key_or_a_service_that_is_down_ends_the_run_soon(
     _, whole, expected = undisturbed
     more = {"patience": 0, "services": {"teacher": {"attempts": 2}, "image": {"attempts": 2}}}
     with disturbed(undisturbed, tmp_path, **more) as run:
+
         def on_call(number):
             if number == 20:
                 run.faults[service] = fault
@@ -215,3 +222,34 @@ def test_budgets_are_never_exceeded_and_raising_them_goes_on(undisturbed, tmp_pa
                 assert status["money"] <= budget["money"]
         assert build(monkeypatch, None, run.written(at_once=32)) == 0
         assert run.calls == run.kept() == whole and made_in(run.out) == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "after"), [
+        (recorded, "write_once", 12), (images, "write_bytes", 3), (Answers, "append", 40),
+        (assembly, "whole_folder", 2),
+    ],
+)  # fmt: skip
+def test_a_disk_that_fills_up_stops_the_run_and_nothing_is_lost(
+    undisturbed, tmp_path, monkeypatch, capsys, module, name, after
+):
+    """Wherever it is noticed. An agent loop goes on after an error of its search; nothing is made of what it says."""
+    _, whole, expected = undisturbed
+    work, done = getattr(module, name), itertools.count()
+
+    def fills(*given):
+        if next(done) >= after:
+            if module is Answers:
+                raise UserError("calls.sqlite: cannot be written (database or disk is full)")
+            raise OSError(errno.ENOSPC, "No space left on device", "disk/file")
+        return work(*given)
+
+    with disturbed(undisturbed, tmp_path) as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fills)
+            assert build(patch, None, run.spec) == 2
+        (line,) = said(capsys.readouterr().err)
+        assert line.startswith("stopped: ") and "cannot be written" in line
+        assert not run.states()["failed"]
+        assert build(monkeypatch, None, run.spec) == 0
+        assert run.kept() >= whole and made_in(run.out) == expected

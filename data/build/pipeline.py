@@ -8,7 +8,6 @@ by the next run as long as nothing that decided it has changed; the rest is done
 
 from __future__ import annotations
 
-import errno
 import json
 import threading
 import traceback
@@ -18,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from data.build.contracts import Dropped, Entity, Failed, Halted, OverBudget, Task, Trial
+from data.build.contracts import Dropped, Entity, Failed, Halted, OverBudget, Task, Trial, is_of_the_disk
 from data.build.journal import SETTLED, Journal, Outcome
 from data.build.services import Services
 from data.build.spec import Spec
@@ -150,7 +149,7 @@ class Pipeline:
         except UserError as error:  # the log of answers cannot be written
             return self.stop(str(error))
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if is_of_the_disk(error):
                 return self.stop(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
             outcome = self._outcome(thing, made, "failed", "file", error.strerror or "error", str(error))
         except Exception as error:
