@@ -22,6 +22,7 @@ from build_tools import write_spec
 from data.build import assembly, images
 from data.build.answers import Answers
 from data.build.journal import read_journal
+from data.build.pipeline import STEPS
 from data.build.status import read_status
 from unify_agent.errors import UserError
 from unify_agent.search import recorded
@@ -163,6 +164,40 @@ def test_signals_end_a_run_in_order(undisturbed, tmp_path, monkeypatch):
             assert run.calls == run.kept(), "all that was asked was brought to an end"
         assert build(monkeypatch, None, run.spec) == 0
         assert run.calls == whole and made_in(run.out) == expected
+
+
+def test_a_second_signal_leaves_at_once_and_loses_nothing(undisturbed, tmp_path, monkeypatch):
+    _, _, expected = undisturbed
+    with disturbed(undisturbed, tmp_path) as run:
+
+        def on_call(number):
+            run.faults["chat"] = "timeout" if number >= 10 else None
+            if number == 10:
+                process.send_signal(signal.SIGTERM)
+
+        run.on_call = on_call
+        process = start(run.spec)
+        while not (line := process.stderr.readline()).startswith("stopping: "):
+            assert line.startswith("looking at: ")
+        assert line == "stopping: calls under way are brought to an end; once more to leave at once\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGINT and not told
+        run.on_call, run.faults = lambda number: None, {}
+        assert build(monkeypatch, None, run.spec) == 0
+        assert made_in(run.out) == expected
+
+
+def test_each_step_alone_and_then_all_make_no_call_twice(undisturbed, tmp_path, monkeypatch):
+    _, whole, expected = undisturbed
+    with disturbed(undisturbed, tmp_path) as run:
+        counts = []
+        for step in STEPS:
+            assert build(monkeypatch, None, run.spec, step) == 0
+            counts.append(run.calls)
+        assert counts == sorted(counts) and counts[0] == 10 < counts[1] < counts[2] < counts[3] < counts[4] == whole
+        assert build(monkeypatch, None, run.spec) == 0
+        assert run.calls == run.kept() == whole and made_in(run.out) == expected
 
 
 @pytest.mark.parametrize(
