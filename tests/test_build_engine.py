@@ -285,6 +285,8 @@ def test_a_signal_at_any_moment_ends_in_one_line(toy, tmp_path, monkeypatch, cap
         patch.setattr(owner, name, disturbed)
         patch.setattr(pipeline, "TICK", 0.01)
         assert build(patch, toy, spec) == 128 + number and sent
+        if where == "a lock is held":
+            assert status.read_status(tmp_path / "out")["state"] == "halted"
     assert signal.getsignal(number) == before
     (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("stopped")]
     assert line == "stopped: interrupted; run the same command again to continue"

@@ -81,8 +81,7 @@ def done_in(folder: Path, listed: Collection[str]) -> set[str]:
     for task in read_journal(folder / JOURNAL):
         owner = entities.get(task.entity) if task.kind == "task" and task.entity in listed else None
         if owner is not None and task.state == "done" and task.made == owner.made:
-            if task.id in owner.about.get("tasks", ()):
-                found.add(task.id)
+            found.add(task.id)
     return found
 
 
