@@ -276,15 +276,19 @@ def test_a_signal_at_any_moment_ends_in_one_line(toy, tmp_path, monkeypatch, cap
         work = getattr(owner, name)
 
         def disturbed(*given):
-            if threading.current_thread() is threading.main_thread() and not sent:
-                sent.append(number)
+            main = threading.current_thread() is threading.main_thread()
+            if main and not sent.is_set() and (begun.is_set() or where != "a lock is held"):
+                sent.set()
                 os.kill(os.getpid(), number)
             return work(*given)
 
-        sent = []
+        sent, begun = threading.Event(), threading.Event()
+        if where == "a lock is held":
+            toy.before = lambda stage, item: (begun.set(), sent.wait(60))
         patch.setattr(owner, name, disturbed)
         patch.setattr(pipeline, "TICK", 0.01)
-        assert build(patch, toy, spec) == 128 + number and sent
+        patch.setattr(status, "WRITTEN", 0.0)
+        assert build(patch, toy, spec) == 128 + number and sent.is_set()
         if where == "a lock is held":
             assert status.read_status(tmp_path / "out")["state"] == "halted"
     assert signal.getsignal(number) == before
