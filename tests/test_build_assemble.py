@@ -141,7 +141,7 @@ def test_a_kill_leaves_the_old_layout_and_no_half_item(built, monkeypatch):
     def die(*args):
         raise Killed
 
-    for victim in ("_link", "licences_of", "write_json"):
+    for victim in ("link_tree", "licences_of", "write_json"):
         with monkeypatch.context() as patch:
             patch.setattr(assembly, victim, die)
             with pytest.raises(Killed):

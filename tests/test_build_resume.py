@@ -155,8 +155,8 @@ def test_kill_at_chance_moments_repeats_no_finished_call(undisturbed, tmp_path, 
 def test_signals_end_a_run_in_order(undisturbed, tmp_path, monkeypatch):
     _, whole, expected = undisturbed
     with disturbed(undisturbed, tmp_path) as run:
-        for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-            found, told = broken_off(run, number, whole // 3)
+        for number, at, code in ((signal.SIGTERM, whole // 3, 143), (signal.SIGINT, 5, 130)):
+            found, told = broken_off(run, number, at)
             *notices, last = told
             assert found == code and last == "stopped: interrupted; run the same command again to continue"
             assert all(each.startswith("stopping: ") for each in notices)

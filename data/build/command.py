@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +48,8 @@ from unify_agent.errors import UserError
 OTHER = ("status", "sheet", "stats", "merge")
 SOME = 3
 """Exit code: something is not settled."""
+PATIENT = 0.5
+"""Seconds until it is told what a stop waits for."""
 AGAIN = "interrupted; run the same command again to continue"
 
 
@@ -213,7 +217,7 @@ class _Signals:
     """
 
     def __init__(self) -> None:
-        self._awaited, self._caught, self._told = False, 0, False
+        self._awaited, self._caught, self._since = False, 0, math.inf
 
     def __enter__(self) -> _Signals:
         self._before = {each: signal.signal(each, self._note) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -224,11 +228,11 @@ class _Signals:
             signal.signal(each, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        for each in self._before:
+            signal.signal(each, signal.SIG_DFL)
         if not self._awaited:
             raise _Interrupted(number)
         self._caught = number
-        for each in self._before:
-            signal.signal(each, signal.SIG_DFL)
 
     @contextmanager
     def awaited(self, pipeline: Pipeline) -> Iterator[None]:
@@ -243,7 +247,8 @@ class _Signals:
     def look(self, pipeline: Pipeline) -> None:
         """Stops the pipeline when a signal came."""
         if self._caught and not pipeline.halted:
+            self._since = time.monotonic()
             pipeline.stop(AGAIN, 128 + self._caught)
-        elif self._caught and self._awaited and not self._told:
-            self._told = True
+        elif self._caught and self._awaited and time.monotonic() - self._since > PATIENT:
+            self._since = math.inf
             print("stopping: calls under way are brought to an end; once more to leave at once", file=sys.stderr)

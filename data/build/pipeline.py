@@ -30,7 +30,7 @@ from unify_agent.search.base import SearchError
 
 Until = Literal["entities", "prompts", "trajectories", "pictures", "verify", "assemble"]
 STEPS: tuple[Until, ...] = get_args(Until)
-TICK = 0.5
+TICK = 0.1
 """Seconds between two looks at the signals."""
 DOWN = 4
 """Exit code: a service is down, or does not take the key."""
