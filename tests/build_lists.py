@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from chat_server import texts
 from PIL import Image
 
 from data.build.contracts import Entity
+from data.build.items import JOURNAL
+from data.build.journal import Journal, Outcome
 from data.build.spec import Spec
 from unify_agent.files import digest
 from unify_agent.search.base import TextHit
@@ -68,6 +71,13 @@ def spec(tmp_path: Path, entities: Path | str = "list.csv", **parts: Any) -> Spe
     services["search"] = {"spec": "none"}
     given = {"file": tmp_path / "spec.yaml", "entities": tmp_path / entities, "out": tmp_path / "out"}
     return Spec.model_validate(given | {"services": services} | parts)
+
+
+def write_journal(folder: Path, outcomes: Iterable[Outcome]) -> None:
+    """The journal of a run folder."""
+    with Journal(folder / JOURNAL) as journal:
+        for each in outcomes:
+            journal.append(each)
 
 
 def entity(id: str = "owl", category: str = "mascot", **more: Any) -> Entity:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_lists import entity, picture, spec
+from build_lists import entity, picture, spec, write_journal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -173,8 +173,8 @@ def vars_of(made):
     return found.entities, found.looks
 
 
-def test_evals_own_loader_reads_what_is_written(listed, tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "read_journal", lambda path: outcomes(listed))
+def test_evals_own_loader_reads_what_is_written(listed, tmp_path):
+    write_journal(tmp_path / "out", outcomes(listed))
     assert benchmark.split(tmp_path / "out", listed) == []
     whole = FactIP().load(tmp_path / "out" / "benchmark")
     mini = FactIPMini().load(tmp_path / "out" / "benchmark")
@@ -190,7 +190,7 @@ def test_evals_own_loader_reads_what_is_written(listed, tmp_path, monkeypatch):
     assert (tmp_path / "out" / "benchmark" / "test.json").read_bytes() == first
 
 
-def test_what_was_finished_under_another_list_is_left_out_of_training(listed, tmp_path, monkeypatch):
+def test_what_was_finished_under_another_list_is_left_out_of_training(listed, tmp_path):
     entities, looks = vars_of(listed)
     parts = benchmark.choose(entities, looks, 0.5, 0)
     held = next(e for e in entities if parts[e.id] == "benchmark")
@@ -201,7 +201,7 @@ def test_what_was_finished_under_another_list_is_left_out_of_training(listed, tm
         Outcome("entity", "other", "done", about={"names": {"fr": "Other"}}),
         Outcome("task", "other-p1", "done", "other"),
     )
-    monkeypatch.setattr(benchmark, "read_journal", lambda path: outcomes(listed, extra))
+    write_journal(tmp_path / "out", outcomes(listed, extra))
     assert benchmark.split(tmp_path / "out", listed) == ["late-p1", "gone-p1"]
 
 

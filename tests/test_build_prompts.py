@@ -29,7 +29,7 @@ def saying(*texts):
 
 def test_tasks_name_the_entity_exactly(tmp_path):
     services = saying(GOOD, OTHER)
-    one, two = make_tasks(replace(OWL, names={"en": "Owl {name} II"}), spec(tmp_path), services)
+    (one, two), _ = make_tasks(replace(OWL, names={"en": "Owl {name} II"}), spec(tmp_path), services)
     assert (one.id, two.id, one.language) == ("owl-p1", "owl-p2", "en")
     assert one.prompt == GOOD.replace("{name}", "Owl {name} II")
     assert "Written already, to be different from: none" in services.questions[0] and GOOD in services.questions[1]
@@ -38,7 +38,7 @@ def test_tasks_name_the_entity_exactly(tmp_path):
 
 def test_what_is_wrong_is_told_and_asked_for_anew_up_to_a_bound(tmp_path):
     services = saying("Brass Owl flies.", GOOD)
-    (task,) = make_tasks(OWL, spec(tmp_path, prompts={"per_entity": 1}), services)
+    (task,), _ = make_tasks(OWL, spec(tmp_path, prompts={"per_entity": 1}), services)
     assert task.prompt.startswith("At dawn Brass Owl") and "{name} stands in it 0 times" in services.questions[1]
     services = saying("Brass Owl flies.")
     with pytest.raises(Dropped, match=r"no prompt could be taken.*owl-p1: 4 tries") as raised:
@@ -48,7 +48,9 @@ def test_what_is_wrong_is_told_and_asked_for_anew_up_to_a_bound(tmp_path):
 
 def test_a_prompt_that_cannot_be_had_leaves_the_others_and_their_ids(tmp_path):
     services = Asked(lambda question, number: {"prompt": "no" if number <= 4 else GOOD})
-    assert [task.id for task in make_tasks(OWL, spec(tmp_path), services)] == ["owl-p2"]
+    (task,), ((refused, why),) = make_tasks(OWL, spec(tmp_path), services)
+    assert task.id == "owl-p2" and refused.id == "owl-p1" and not refused.prompt
+    assert why.stage == "prompts" and "owl-p1" in why.detail
 
 
 def test_what_the_model_refuses_is_dropped_and_a_server_that_fails_is_not(tmp_path):

@@ -5,12 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from build_lists import picture, spec
+from build_lists import picture, spec, write_journal
 
 from data.build import contact_sheet, items, quality
 from data.build.contracts import Trial
 from data.build.items import Item, read_items
-from data.build.journal import Outcome
+from data.build.journal import Journal, Outcome
 from unify_agent.datasets.trajectory import Reference, Trajectory, Turn
 from unify_agent.errors import UserError
 from unify_agent.page import escape
@@ -34,7 +34,7 @@ def record(folder, id, category, seed, licence="CC0"):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path):
     """The folder of a run: six tasks, two entities that were dropped. Returns its spec."""
     folder = tmp_path / "out"
     seed = picture(tmp_path / "seed.png", 99)
@@ -61,8 +61,7 @@ def run(tmp_path, monkeypatch):
     ]  # fmt: skip
     for name, look in (("a-p1", 1), ("a-p2", 2), ("b-p1", 1)):
         record(folder, name, "toy", look, ATTACK)
-    (folder / items.JOURNAL).write_text("")
-    monkeypatch.setattr(items, "read_journal", lambda path: iter(lines))
+    write_journal(folder, lines)
     return spec(tmp_path)
 
 
@@ -94,6 +93,17 @@ def test_statistics_count_all_of_it(run):
     assert (run.out / "quality" / "statistics.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_task_whose_prompt_was_refused_is_a_task(run):
+    with Journal(run.out / items.JOURNAL) as journal:
+        journal.append(Outcome(
+            "task", "a-p3", "dropped", "a", "prompts", "no prompt could be taken",
+            about={"prompt": "", "language": "en", "form": "action", "difficulty": "direct", "category": "toy"},
+        ))  # fmt: skip
+    before = quality.statistics(run.out, run)
+    assert before["tasks"] == 7 and before["entities_without_a_task"] == 2
+    assert before["reasons"]["prompts: no prompt could be taken"] == 1 and before["length"]["prompt"]["p0"] > 0
+
+
 def test_near_duplicates_are_listed_names_apart(run):
     quality.statistics(run.out, run)
     near = json.loads((run.out / "quality" / "near.json").read_text())
@@ -106,8 +116,8 @@ def test_a_run_without_anything_says_so(tmp_path):
         quality.sheet(tmp_path / "none", spec(tmp_path))
 
 
-def test_statistics_of_nothing_are_statistics(run, monkeypatch):
-    monkeypatch.setattr(items, "read_journal", lambda path: iter(()))
+def test_statistics_of_nothing_are_statistics(run):
+    (run.out / items.JOURNAL).write_text("")
     quality.report(run.out, run)
     assert json.loads((run.out / "quality" / "statistics.json").read_text())["accepted_of_settled"] is None
 

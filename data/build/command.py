@@ -21,28 +21,36 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
 from data.build import merging, quality
 from data.build.assembly import items_of
-from data.build.journal import Journal, read_journal
-from data.build.pipeline import STEPS, Pipeline
+from data.build.journal import Journal
+from data.build.pipeline import STEPS, Pipeline, Until
 from data.build.price import ENOUGH, Job, estimate, measured, record, usual
 from data.build.services import Services
 from data.build.spec import Spec, read_spec
 from data.build.stages import Stages, all_stages
-from data.build.status import View, comparison, line, read_status, services_table, table
+from data.build.status import View, comparison, read_status, services_table, table
 from unify_agent.agent.options import at_least_one, shard_of
 from unify_agent.errors import UserError
 
 OTHER = ("status", "sheet", "stats", "merge")
 SOME = 3
 """Exit code: something is not settled."""
+PATIENT = 0.5
+"""Seconds until it is told what a stop waits for."""
+AGAIN = "interrupted; run the same command again to continue"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +72,11 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("--partial: only merge knows it")
     if args.json and not (args.step == "status" or args.dry_run):
         raise UserError("--json: only status and --dry-run print JSON")
+    for name in ("limit", "retry_failed", "dry_run"):
+        if args.step in OTHER and getattr(args, name):
+            raise UserError(f"--{name.replace('_', '-')}: {args.step} does not know it; leave it out")
+    if args.step == "merge" and args.shard is not None:
+        raise UserError("--shard: merge takes all shards; leave it out")
     spec = read_spec(args.spec)
     folder = merging.folder_of(spec.out, args.shard)
     if args.step == "status":
@@ -77,24 +90,29 @@ def main(args: argparse.Namespace) -> int:
         quality.statistics(folder, spec)
         print(folder / quality.FOLDER / "statistics.json")
         return 0
-    merging.check_free(spec.out, args.shard, spec)
-    return _build(args, spec, folder, all_stages())
+    merging.check_free(spec.out, args.shard)
+    with _Signals() as signals:
+        try:
+            return _build(args, spec, folder, all_stages(), signals)
+        except _Interrupted as error:
+            print(f"stopped: {AGAIN}", file=sys.stderr)
+            return error.code
 
 
-def _build(args: argparse.Namespace, spec: Spec, folder: Path, stages: Stages) -> int:
+def _build(args: argparse.Namespace, spec: Spec, folder: Path, stages: Stages, signals: _Signals) -> int:
     listed, refused = stages.read(spec)
     entities = merging.part_of(listed, args.shard)
     for where, why in refused:
         print(f"refused: {why.detail or f'{where}: {why.reason}'}", file=sys.stderr)
     with Journal(folder / merging.JOURNAL) as journal, Services(spec, folder) as services:
-        until = args.step or "assemble"
+        until: Until = args.step or "assemble"
         pipeline = Pipeline(entities, spec, services, stages, journal, until, args.retry_failed, args.limit)
         if args.dry_run:
             return _priced(pipeline, args.json)
-        with View(pipeline, folder) as view, _Signals(pipeline):
-            pipeline.run(view)
+        with View(pipeline, folder) as view, signals.awaited(pipeline):
+            pipeline.run(lambda: _tick(view, signals, pipeline))
         if pipeline.halted:
-            print(line(view.write("halted")), file=sys.stderr)
+            view.write("halted")
             print(f"stopped: {pipeline.halted}", file=sys.stderr)
             return pipeline.code
         whole = until == "assemble"
@@ -105,6 +123,11 @@ def _build(args: argparse.Namespace, spec: Spec, folder: Path, stages: Stages) -
         found = view.write(state)
         _tell(found, pipeline, folder, args.shard)
     return SOME if left and (whole or found["failed"] or found["waiting"]) else 0
+
+
+def _tick(view: View, signals: _Signals, pipeline: Pipeline) -> None:
+    signals.look(pipeline)
+    view()
 
 
 def finish(folder: Path, spec: Spec, stages: Stages, current: set[str]) -> None:
@@ -171,27 +194,61 @@ def _status(folder: Path, as_json: bool) -> int:
 
 def _merge(spec: Spec, partial: bool) -> int:
     stages = all_stages()
-    count = merging.merge(spec, partial)
-    outcomes = read_journal(spec.out / merging.JOURNAL)
-    finish(spec.out, spec, stages, {each.id for each in outcomes if each.kind == "task" and each.state == "done"})
-    print(f"{spec.out / 'train'}: {count} items merged; {spec.out / 'quality' / 'index.html'}")
+    listed, _ = stages.read(spec)
+    merging.merge(spec, partial)
+    done = merging.done_in(spec.out, {entity.id for entity in listed})
+    finish(spec.out, spec, stages, done)
+    print(f"{spec.out / 'train'}: {len(done)} done in all shards; {spec.out / 'quality' / 'index.html'}")
     return 0
 
 
+class _Interrupted(BaseException):
+    """A signal came where nothing is under way that must be brought to an end."""
+
+    def __init__(self, number: int) -> None:
+        self.code = 128 + number
+        super().__init__(number)
+
+
 class _Signals:
-    """The first SIGINT or SIGTERM ends the run in order, the second at once."""
+    """SIGINT and SIGTERM: the first ends a run in order, the second leaves at once. What is kept stays whole.
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
+    While threads work a handler takes a note and nothing else: the main thread may hold a lock, or be printing.
+    """
 
-    def __enter__(self) -> None:
-        self._before = {each: signal.signal(each, self._stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    def __init__(self) -> None:
+        self._awaited, self._caught, self._since = False, 0, math.inf
+
+    def __enter__(self) -> _Signals:
+        self._before = {each: signal.signal(each, self._note) for each in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
     def __exit__(self, *_: object) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
 
-    def _stop(self, number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        print("stopping: calls under way are brought to an end; once more to leave at once", file=sys.stderr)
-        self.pipeline.stop("interrupted; run the same command again to continue", 128 + number)
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        for each in self._before:
+            signal.signal(each, signal.SIG_DFL)
+        if not self._awaited:
+            raise _Interrupted(number)
+        self._caught = number
+
+    @contextmanager
+    def awaited(self, pipeline: Pipeline) -> Iterator[None]:
+        """While this lasts `look` sees to signals."""
+        self._awaited = True
+        try:
+            yield
+        finally:
+            self._awaited = False
+        self.look(pipeline)
+
+    def look(self, pipeline: Pipeline) -> None:
+        """Stops the pipeline when a signal came."""
+        if self._caught and not pipeline.halted:
+            self._since = time.monotonic()
+            pipeline.stop(AGAIN, 128 + self._caught)
+        elif self._caught and self._awaited and time.monotonic() - self._since > PATIENT:
+            self._since = math.inf
+            print("stopping: calls under way are brought to an end; once more to leave at once", file=sys.stderr)

@@ -7,10 +7,13 @@ comes from generators keyed by the seed and the id of what is made, never from a
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from unify_agent.errors import UserError
 
 Stage = Literal["entities", "prompts", "trajectory", "recaption", "picture", "verification", "assembly"]
 Part = Literal["train", "benchmark", "withheld"]
@@ -66,6 +69,11 @@ class Dropped(Exception):
     def __init__(self, stage: Stage, reason: str, detail: str = "") -> None:
         self.stage, self.reason, self.detail = stage, reason, " ".join(detail.split())[:500]
         super().__init__(f"{stage}: {reason}" + (f" ({self.detail})" if self.detail else ""))
+
+
+def is_of_the_disk(error: Exception) -> bool:
+    """Whether an error says that what a run keeps cannot be written: the run's affair, not that of an item."""
+    return isinstance(error, UserError) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class OverBudget(BaseException):

@@ -20,7 +20,7 @@ def figures(items: Iterable[Item]) -> dict[str, Any]:
     """All figures, ready for JSON. Lengths are characters; rounds are turns of the agent, the last one with them."""
     tasks, lost, several = [], [], Counter[str]()
     for item in items:
-        (tasks if item.prompt else lost).append(_Row.of(item))
+        (tasks if item.language else lost).append(_Row.of(item))
         several[item.state] += 1
     done = [row for row in tasks if row.state == "done"]
     settled = [row for row in tasks if row.state in ("done", "dropped")]
@@ -38,7 +38,7 @@ def figures(items: Iterable[Item]) -> dict[str, Any]:
         "references": _counted(str(row.references) for row in done),
         "trials": _counted(str(row.trials) for row in tasks if row.trials),
         "length": {
-            "prompt": _spread([row.prompt for row in tasks]),
+            "prompt": _spread([row.prompt for row in tasks if row.prompt]),
             "recaption": _spread([row.recaption for row in done]),
             "trajectory": _spread([row.letters for row in done]),
         },

@@ -17,7 +17,7 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Item:
-    """A task, or an entity without one (its `prompt` is empty).
+    """A task, or an entity without one (its `language` is empty). A task whose prompt was refused has none.
 
     state: done, dropped, failed, waiting or held_out, as in the journal; `left_out` for what is done and yet not in the
     training layout. references: file and what is known of where it came from. turns: of the trajectory; letters: of all

@@ -11,10 +11,12 @@ what was paid for is kept elsewhere (data/build/answers.py), so a line that is l
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,8 @@ Kind = Literal["entity", "task"]
 State = Literal["done", "dropped", "failed", "waiting", "held_out"]
 """waiting: for a budget. held_out: a task of a benchmark entity, whose prompt is all that is made of it."""
 SETTLED = frozenset({"done", "dropped", "held_out"})
+CLAIMS = 20
+"""How often, within a second, a journal is asked for."""
 _OWN = ("kind", "id", "state", "entity", "stage", "reason", "detail", "made")
 
 
@@ -64,8 +68,10 @@ def _parsed(line: bytes, where: str) -> Outcome:
         own = {name: said.pop(name, "") for name in _OWN}
         if own["kind"] not in get_args(Kind) or own["state"] not in get_args(State) or not own["id"]:
             raise ValueError("not an outcome")
+        if not all(isinstance(each, str) for each in (*own.values(), *said.get("tasks", ()))):
+            raise ValueError("not texts")
         return Outcome(**own, about=said)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{where}: not a line of a build's journal") from None
 
 
@@ -119,7 +125,7 @@ class Journal:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._known: dict[tuple[str, str], Known] = {}
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._claim()
             whole = 0
             for place, line, outcome in _lines(path):
                 whole = place + len(line)
@@ -131,6 +137,15 @@ class Journal:
         except BaseException:
             os.close(self._file)
             raise
+
+    def _claim(self) -> None:
+        """Keeps others out; waits a moment, for whoever asks how a run stands holds the file so long."""
+        for _ in range(CLAIMS):
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(1 / CLAIMS)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _keep(self, outcome: Outcome) -> None:
         tasks = tuple(outcome.about.get("tasks", ())) if outcome.kind == "entity" else ()
@@ -153,7 +168,7 @@ class Journal:
             before = os.fstat(self._file).st_size
             if os.write(self._file, line) != len(line):
                 os.ftruncate(self._file, before)
-                raise OSError(28, "No space left on device", str(self.path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             self._keep(outcome)
 
     def close(self) -> None:

@@ -9,16 +9,15 @@ Which shard an entity belongs to follows from its id alone. Files are hard links
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from data.build.assembly import items_of
 from data.build.contracts import Entity
 from data.build.journal import SETTLED, read_journal
 from data.build.linking import link_tree
 from data.build.pipeline import ITEMS
 from data.build.spec import Spec
-from data.build.status import read_status
+from data.build.status import STATUS, read_status
 from unify_agent.errors import UserError
 from unify_agent.files import digest, whole_folder, write_bytes, write_json
 
@@ -39,21 +38,21 @@ def part_of(entities: Sequence[Entity], shard: tuple[int, int] | None) -> Sequen
     return [entity for entity in entities if int(digest(entity.id)[:12], 16) % of == number - 1]
 
 
-def check_free(out: Path, shard: tuple[int, int] | None, spec: Spec) -> None:
+def check_free(out: Path, shard: tuple[int, int] | None) -> None:
     """Raises UserError where one `out` would hold both shards and a run that is none, or shards of two numbers."""
     if shard is None:
-        if (out / SHARDS).is_dir():
+        if any(_shards(out)):
             raise UserError(f"{out}: holds the shards of a build; give --shard I/N or `merge`, or choose another out")
         return
-    if (out / JOURNAL).is_file() and not (out / MERGED).is_file():
+    if (out / STATUS).is_file():
         raise UserError(f"{out}: holds a build that is not split; leave --shard out, or choose another out")
     for _, of, folder in _shards(out):
         if of != shard[1]:
             raise UserError(f"{folder}: a shard of {of}, not of {shard[1]}; choose another out")
 
 
-def merge(spec: Spec, partial: bool = False) -> int:
-    """Puts all shards together in `spec.out`; returns how many items there are. `partial`: as far as they are.
+def merge(spec: Spec, partial: bool = False) -> None:
+    """Puts all shards together in `spec.out`. `partial`: as far as they are.
 
     Raises UserError: a shard that is missing, not finished or made from another spec, an item in two of them.
     """
@@ -73,7 +72,17 @@ def merge(spec: Spec, partial: bool = False) -> int:
                     link_tree(folder / name, work)
     write_bytes(spec.out / JOURNAL, b"".join(lines))
     write_json(spec.out / MERGED, {"spec": spec.digest, "shards": len(found)})
-    return len(items_of(spec.out))
+
+
+def done_in(folder: Path, listed: Collection[str]) -> set[str]:
+    """The tasks that are done of the entities in `listed`, but for those of an earlier spec or list."""
+    entities = {each.id: each for each in read_journal(folder / JOURNAL) if each.kind == "entity"}
+    found = set()
+    for task in read_journal(folder / JOURNAL):
+        owner = entities.get(task.entity) if task.kind == "task" and task.entity in listed else None
+        if owner is not None and task.state == "done" and task.made == owner.made:
+            found.add(task.id)
+    return found
 
 
 def _whole(spec: Spec, partial: bool) -> list[Path]:
@@ -109,5 +118,5 @@ def _more(missing: Sequence[int]) -> str:
 def _shards(out: Path) -> Iterator[tuple[int, int, Path]]:
     folder = out / SHARDS
     for each in folder.iterdir() if folder.is_dir() else ():
-        if (name := _NAME.fullmatch(each.name)) is not None and (each / JOURNAL).is_file():
+        if (name := _NAME.fullmatch(each.name)) is not None and (each / STATUS).is_file():
             yield int(name[1]), int(name[2]), each

@@ -8,34 +8,35 @@ by the next run as long as nothing that decided it has changed; the rest is done
 
 from __future__ import annotations
 
-import errno
 import json
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from data.build.contracts import Dropped, Entity, Failed, Halted, OverBudget, Task, Trial
+from data.build.contracts import Dropped, Entity, Failed, Halted, OverBudget, Task, Trial, is_of_the_disk
 from data.build.journal import SETTLED, Journal, Outcome
 from data.build.services import Services
 from data.build.spec import Spec
 from data.build.stages import Stages
 from data.build.tally import Tally
-from unify_agent.errors import USAGE, UserError
+from unify_agent.errors import STOPPED, USAGE, UserError
 from unify_agent.files import digest
 from unify_agent.judging import ChatError
 from unify_agent.search.base import SearchError
 
 Until = Literal["entities", "prompts", "trajectories", "pictures", "verify", "assemble"]
 STEPS: tuple[Until, ...] = get_args(Until)
-TICK = 0.5
+TICK = 0.1
 """Seconds between two looks at the signals."""
 DOWN = 4
 """Exit code: a service is down, or does not take the key."""
 ITEMS = "items"
+WHOLE = ("done", "held_out")
+"""States that a stop cannot have brought about."""
 
 
 class Pipeline:
@@ -67,19 +68,27 @@ class Pipeline:
 
     # ------------------------------------------------------------ the run
 
-    def run(self, tick: Any = None) -> None:
-        """Works until nothing is left or `stop` is called. `tick`: called now and then from this thread."""
+    def run(self, tick: Callable[[], object] = lambda: None) -> None:
+        """Works until nothing is left or `stop` is called. `tick`: called now and then from this thread; what it raises
+        ends the run once no thread works any more.
+        """
         workers = [
             threading.Thread(target=self._work, name=f"build-{number}", daemon=True)
             for number in range(self.spec.at_once)
         ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            while worker.is_alive():
-                worker.join(TICK)
-                if tick is not None:
+        try:
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                while worker.is_alive():
+                    worker.join(TICK)
                     tick()
+        except BaseException as error:
+            self.stop(str(error))
+            for worker in workers:
+                if worker.ident is not None:
+                    worker.join()
+            raise
 
     def stop(self, why: str, code: int = USAGE) -> None:
         """Nothing new is begun and no call is made any more; the first reason stands."""
@@ -94,6 +103,8 @@ class Pipeline:
         while (job := self._next()) is not None:
             try:
                 self._do(*job)
+            except Exception as error:
+                self.stop(f"crashed: {type(error).__name__}: {_told(error)}", STOPPED)
             finally:
                 with self._change:
                     self._busy -= 1
@@ -116,8 +127,13 @@ class Pipeline:
 
     def _do(self, thing: Entity | Task, made: str) -> None:
         """A job, and what became of it. Nothing that a stage raises ends a thread."""
+        tasks: Sequence[Task] = ()
+        outcome: Outcome | None
         try:
-            outcome = self._entity(thing, made) if isinstance(thing, Entity) else self._task(thing, made)
+            if isinstance(thing, Entity):
+                outcome, tasks = self._entity(thing, made)
+            else:
+                outcome = self._task(thing, made)
         except Dropped as dropped:
             outcome = self._outcome(thing, made, "dropped", dropped.stage, dropped.reason, dropped.detail)
         except OverBudget as over:
@@ -133,19 +149,28 @@ class Pipeline:
         except UserError as error:  # the log of answers cannot be written
             return self.stop(str(error))
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if is_of_the_disk(error):
                 return self.stop(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
             outcome = self._outcome(thing, made, "failed", "file", error.strerror or "error", str(error))
         except Exception as error:
             outcome = self._outcome(thing, made, "failed", "crashed", type(error).__name__, _told(error))
-        if outcome is None or (self._stopped.is_set() and outcome.state == "failed"):
+        if outcome is None or (self._stopped.is_set() and outcome.state not in WHOLE):
             return None  # what was broken off says nothing about the item
+        if self._noted(outcome):
+            with self._change:
+                self._tasks += [(task, made) for task in tasks]
+                self._change.notify_all()
+        return None
+
+    def _noted(self, outcome: Outcome) -> bool:
+        """Whether an outcome could be written down."""
         try:
             self.journal.append(outcome)
         except OSError as error:
-            return self.stop(f"{self.journal.path} cannot be written: {error.strerror}")
+            self.stop(f"{self.journal.path} cannot be written: {error.strerror}")
+            return False
         self.tally.take(outcome)
-        return None
+        return True
 
     # ------------------------------------------------------------ what is due
 
@@ -198,29 +223,45 @@ class Pipeline:
         with self._change:
             self.reached += 1
 
-    def _entity(self, entity: Entity, made: str) -> Outcome | None:
+    def _entity(self, entity: Entity, made: str) -> tuple[Outcome | None, Sequence[Task]]:
+        """What became of an entity, and its tasks that are due."""
         described = self.stages.describe(entity, self.spec, self.services)
         if not self._takes("prompts"):
-            return self._reached()
-        tasks = self.stages.tasks(described, self.spec, self.services)
-        outcome = self._outcome(described, made, "done", tasks=[task.id for task in tasks])
-        with self._change:
-            self._tasks += [(task, made) for task in tasks if not self._is(task.id, made)]
-            self._change.notify_all()
-        return outcome
+            self._reached()
+            return None, ()
+        tasks, refused = self.stages.tasks(described, self.spec, self.services)
+        due = [task for task in tasks if self._due_task(entity.id, task.id, made)]
+        for task, why in refused:
+            if not self._is(task.id, made):
+                self._noted(self._outcome(task, made, "dropped", why.stage, why.reason, why.detail))
+        names = [task.id for task in (*tasks, *(task for task, _ in refused))]
+        return self._outcome(described, made, "done", tasks=names), due
+
+    def _due_task(self, entity: str, task: str, made: str) -> bool:
+        """Whether a task is to be taken up; with `again` none that neither failed nor waits, nor its entity did."""
+        if self._is(task, made):
+            return False
+        before, known = self.journal.known("entity", entity), self.journal.known("task", task)
+        if not self.again or before is None or before.state not in SETTLED:
+            return True
+        return known is not None and known.state not in SETTLED
 
     def _task(self, task: Task, made: str) -> Outcome | None:
         if self.stages.held_out(task.entity, self.spec):
             return self._outcome(task, made, "held_out")
         if not self._takes("trajectories"):
-            return self._reached()
+            self._reached()
+            return None
         trials: list[Trial] = []
         try:
             done = self._through(task, trials)
         except (Dropped, Failed) as fault:
             state: Literal["dropped", "failed"] = "dropped" if isinstance(fault, Dropped) else "failed"
             return self._outcome(task, made, state, fault.stage, fault.reason, fault.detail, trials)
-        return self._outcome(task, made, "done", trials=trials) if done else self._reached()
+        if not done:
+            self._reached()
+            return None
+        return self._outcome(task, made, "done", trials=trials)
 
     def _through(self, task: Task, trials: list[Trial]) -> bool:
         """Stages 2 to 6; whether it came to the end. `trials` is filled on the way."""
@@ -236,7 +277,8 @@ class Pipeline:
             if trials[-1].accepted:
                 break
         else:
-            raise Dropped("verification", trials[-1].reason, f"none of {len(trials)} trials was accepted")
+            reason, _, said = trials[-1].reason.partition(": ")  # of the judge's own words no two are the same
+            raise Dropped("verification", reason, f"none of {len(trials)} trials was accepted; the last: {said}")
         if self._takes("assemble"):
             stages.assemble(task, trajectory, trials, services.folder / ITEMS, spec, services)
         return self._takes("assemble")
@@ -247,6 +289,9 @@ class Pipeline:
     ) -> Outcome:  # fmt: skip
         said = {"stage": stage, "reason": reason, "detail": " ".join(detail.split())[:500], "made": made}
         if isinstance(thing, Entity):
+            known = self.journal.known("entity", thing.id)
+            if state not in SETTLED and known is not None and known.made == made:
+                tasks = known.tasks  # that it fails now makes nothing undone
             about: dict[str, Any] = {
                 "category": thing.category, "country": thing.country, "names": dict(thing.names),
                 "remark": thing.remark, "attributes": list(thing.attributes), "seeds": [str(s) for s in thing.seeds],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -140,24 +140,27 @@ def words_of(path: Path | None) -> Words:
     return load_words(path or FOLDER / "prompts.yaml", Words)
 
 
-def make_tasks(entity: Entity, spec: Spec, services: Services) -> list[Task]:
-    """The tasks of an entity; of one that is held out, one. Raises Dropped when no prompt of it can be taken."""
+def make_tasks(entity: Entity, spec: Spec, services: Services) -> tuple[list[Task], list[tuple[Task, Dropped]]]:
+    """The tasks of an entity (of one that is held out, one), and those of which no prompt could be taken, with why.
+
+    Raises Dropped when that is all of them.
+    """
     words = words_of(spec.prompts.words)
     tasks: list[Task] = []
     earlier: list[str] = []
-    refused: Dropped | None = None
+    refused: list[tuple[Task, Dropped]] = []
     for wish in plan(entity, spec):
+        task = Task(wish.id, entity, "", wish.language, wish.form, wish.difficulty)
         try:
             text = _written(entity, wish, earlier, words, spec, services)
         except Dropped as fault:
-            refused = fault
+            refused.append((task, fault))
         else:
             earlier.append(text)
-            prompt = text.replace(PLACE, entity.name(wish.language))
-            tasks.append(Task(wish.id, entity, prompt, wish.language, wish.form, wish.difficulty))
-    if refused is not None and not tasks:
-        raise refused
-    return tasks
+            tasks.append(replace(task, prompt=text.replace(PLACE, entity.name(wish.language))))
+    if refused and not tasks:
+        raise refused[-1][1]
+    return tasks, refused
 
 
 def plan(entity: Entity, spec: Spec) -> list[Wish]:

@@ -358,10 +358,11 @@ def _parts(written: Spec, placed: Spec) -> dict[str, str]:
             said[name][key] = _content(placed.file, f"{name}.{key}", Path(file))
     for role in get_args(Role):
         chat = placed.chat(role)
-        said[role] = chat.model_dump(mode="json", include={"model", "mode", "temperature", "extra"})
+        said[f"services.{role}"] = chat.model_dump(mode="json", include={"model", "mode", "temperature", "extra"})
     image, search = written.services.image, written.services.search
-    said["image"] = image.model_dump(mode="json", include={"model", "size", "extra"}) | {"own": Path(image.own).name}
-    said["search"] = [search.spec.partition(":")[0], search.options]
+    drawn = image.model_dump(mode="json", include={"model", "size", "extra"})
+    said["services.image"] = drawn | {"own": Path(image.own).name}
+    said["services.search"] = [search.spec.partition(":")[0], search.options]
     parts = {name: digest(json.dumps(value, sort_keys=True)) for name, value in said.items()}
     return parts | {"entities": _content(placed.file, "entities", placed.entities)}
 

@@ -24,7 +24,8 @@ class Stages:
     by name; raises UserError for a file that cannot be used. [data/build/entities.py: read_entities]
     describe(entity, spec, services): the same with metadata, or Dropped. [entities.py: describe]
     held_out(entity, spec): whether it goes to the benchmark: its tasks end after the prompts. [benchmark.py: held_out]
-    tasks(entity, spec, services): its tasks, ids unique over the build. [prompts.py: make_tasks]
+    tasks(entity, spec, services): its tasks, ids unique over the build, and (task without its prompt, why) for those
+    of which none could be taken; Dropped when that is all of them. [prompts.py: make_tasks]
     research(task, spec, services): the trajectory up to its references. [trajectories.py: research]
     recaption(task, trajectory, spec, services): the trajectory with its grounded recaption. [recaption.py: recaption]
     draw(task, trajectory, number, spec, services): the picture of trial `number` (from 1). [pictures.py: draw]
@@ -45,7 +46,7 @@ class Stages:
     read: Callable[[Spec], tuple[Sequence[Entity], Sequence[tuple[str, Dropped]]]]
     describe: Callable[[Entity, Spec, Services], Entity]
     held_out: Callable[[Entity, Spec], bool]
-    tasks: Callable[[Entity, Spec, Services], Sequence[Task]]
+    tasks: Callable[[Entity, Spec, Services], tuple[Sequence[Task], Sequence[tuple[Task, Dropped]]]]
     research: Callable[[Task, Spec, Services], Any]
     recaption: Callable[[Task, Any, Spec, Services], Any]
     draw: Callable[[Task, Any, int, Spec, Services], Path]

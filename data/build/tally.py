@@ -54,7 +54,7 @@ class Tally:
             self._counts[kind, *before] -= 1
         self._states[kind, name] = (known.state, known.why)
         if kind == "entity":
-            self._tasks[name] = len(known.tasks)
+            self._tasks[name] = len(known.tasks) if known.state in SETTLED else 0
         self._counts[kind, known.state, known.why] += 1
 
     def count(self, kind: Kind, *states: str) -> int:

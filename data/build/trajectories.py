@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from data.build.asking import asking
-from data.build.contracts import Dropped, Failed, Task
+from data.build.contracts import Dropped, Failed, Task, is_of_the_disk
 from data.build.recaption_rules import LANGUAGES
 from data.build.recaption_words import words_of
 from data.build.services import Services
@@ -161,7 +161,7 @@ def research(task: Task, spec: Spec, services: Services) -> Episode:
     episode = episode_of(task, spec)
     Dialogue(teacher, evidence, evidence, prompts_of(spec.trajectories.words), THREADS).think([episode])
     for error in [*evidence.errors, *teacher.errors]:
-        if is_down(error):
+        if is_down(error) or is_of_the_disk(error):
             raise error
     with asking("trajectory", "the teacher"):
         for error in teacher.errors:
