@@ -35,7 +35,7 @@ from rich.console import Console
 
 from data.build import merging, quality
 from data.build.assembly import items_of
-from data.build.journal import Journal
+from data.build.journal import SETTLED, Journal
 from data.build.pipeline import STEPS, Pipeline, Until
 from data.build.price import ENOUGH, Job, estimate, measured, record, usual
 from data.build.services import Services
@@ -143,9 +143,11 @@ def _tell(found: dict[str, Any], pipeline: Pipeline, folder: Path, shard: tuple[
     console.print(table(found))
     if pipeline.short:
         print(f"budget spent: {', '.join(sorted(pipeline.short))}; raise it in the spec to go on", file=sys.stderr)
-    ended = tally.settled("task")
-    if pipeline.until == "assemble" and ended:
-        print(comparison(pipeline.spec, pipeline.services, ended, tally.settled("entity")), file=sys.stderr)
+    tasks, entities = (
+        sum(known.state in SETTLED for _, known in pipeline.journal.all(kind)) for kind in ("task", "entity")
+    )
+    if pipeline.until == "assemble" and tasks:
+        print(comparison(pipeline.spec, pipeline.services, tasks, entities), file=sys.stderr)
     if pipeline.until != "assemble":
         print(f"{pipeline.reached} came as far as {pipeline.until}", file=sys.stderr)
     elif shard is not None:
@@ -163,14 +165,11 @@ def _priced(pipeline: Pipeline, as_json: bool) -> int:
     if on_measure:
         found, basis = measured(pipeline.services.totals(), ended, tasks), f"the mean of the {ended} tasks that ended"
     else:
-        found, basis = (
-            estimate(spec, Job(entities, tasks)),
-            "assumptions: "
-            + "; ".join(
-                f"{name}: {each.entity:g} calls an entity, {each.task:g} a task, {each.prompt}+{each.completion} tokens"
-                for name, each in usual(spec).items()
-            ),
-        )
+        told = [
+            f"{name}: {each.entity:g} calls an entity, {each.task:g} a task, {each.prompt} + {each.completion} tokens"
+            for name, each in usual(spec).items()
+        ]
+        found, basis = estimate(spec, Job(entities, tasks)), "\n  ".join(["assumptions", *told])
     if as_json:
         said = {"entities": entities, "tasks": tasks, "basis": basis, "measured": on_measure, "currency": spec.currency}
         print(json.dumps(said | record(found), ensure_ascii=False))
