@@ -25,6 +25,8 @@ DATABASE = "index.sqlite"
 PICTURES = "pictures"
 FORMAT = 1
 CANDIDATES = 400  # rows that are ranked again by whole words
+CACHE = 256
+"""KiB of pages that each thread keeps; the operating system keeps the file."""
 
 CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
 _WORDS = re.compile(rf"[{CJK}]+|[^\W_{CJK}]+")
@@ -74,6 +76,7 @@ class Index:
         if connection is None:
             uri = (self.folder / DATABASE).as_uri() + "?mode=ro&immutable=1"
             connection = self._local.connection = sqlite3.connect(uri, uri=True)
+            connection.execute(f"PRAGMA cache_size = -{CACHE}")
         return connection
 
     def text_search(self, q: str, hl: str | None = None, top_k: int = 5) -> list[TextHit]:
