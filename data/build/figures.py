@@ -50,7 +50,7 @@ def figures(items: Iterable[Item]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What counts of an item, small enough to be kept of all. Of what is a text or a list in the item: its length."""
+    """What counts of an item, small enough to be kept of all; of prompt, recaption, references, trials: how long."""
 
     category: str
     language: str
