@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -93,7 +94,7 @@ def decoding(model: Bagel, context: int, public: float, factor: float) -> Figure
     times = []
     for _ in range(REPEATS):
         fork = session.fork([0])
-        times.append(_seconds(lambda fork=fork: fork.decode([0], sampling)))
+        times.append(_seconds(partial(fork.decode, [0], sampling)))
     speed = (TOKENS + 2) / min(times)
     return Figure(f"decoding after {context:,} tokens", speed, "tokens/s", public, factor * public, rate)
 

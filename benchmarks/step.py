@@ -58,7 +58,7 @@ from unify_agent.training.compose import load_config
 from unify_agent.training.config import Config, ParallelConfig
 from unify_agent.training.ema import Ema
 from unify_agent.training.engine import TorchEngine
-from unify_agent.training.parallelize import blocks, compilations, parallelize, place
+from unify_agent.training.parallelize import COMPILED, blocks, compilations, parallelize, place
 from unify_agent.training.planning.flops import flops
 from unify_agent.training.planning.parameters import parameters_of
 from unify_agent.training.planning.workload import Load
@@ -178,7 +178,7 @@ def agent_case(tokens: int, samples: int, threads: int) -> Row:
         stepper.step(2 + number, [batch])
         times.append(clock.now() - began)
     name = "agent sample" if samples == 1 else f"{samples} agent samples"
-    row = {"case": name, "tokens": tokens, "seconds": min(times), "growth_mib": memory.growth, "gemm": rate}
+    row: Row = {"case": name, "tokens": tokens, "seconds": min(times), "growth_mib": memory.growth, "gemm": rate}
     row["mfu"] = gflop(CONFIG, model, [batch], vae=False) / row["seconds"] / rate
     row |= {"peak_mib": memory.most, "pairs": visible_pairs(batch.spans)}
     if samples == 1 and tokens in PUBLIC:
@@ -232,7 +232,7 @@ def whole_case(tokens: int, threads: int, compiled: bool, rank: int, ranks: int,
             work = gflop(parts.start.shape, model, packs, vae=True)
             times.append((seconds, trained, work, dict(clock.seconds)))
     seconds, trained, work, shares = min(times[1:], key=lambda each: each[0])
-    row = {
+    row: Row = {
         "case": "whole step" + (", compiled" if compiled else "") + (f", {ranks} ranks" if ranks > 1 else ""),
         "tokens": tokens,
         "seconds": seconds,
@@ -254,7 +254,8 @@ def whole_case(tokens: int, threads: int, compiled: bool, rank: int, ranks: int,
 
 
 def _kind(block: nn.Module) -> str:
-    return type(block).before.__module__.rpartition(".")[2]  # of a sharded block too, which has another class
+    """The file of a block's class, also where the block is sharded and has another class."""
+    return getattr(type(block), COMPILED[0]).__module__.rpartition(".")[2]
 
 
 def _communication(stepper: Stepper, number: int, packs: Sequence[PackedBatch]) -> float:

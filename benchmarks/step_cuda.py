@@ -104,9 +104,9 @@ def errors(attend: Attend, spans: list[Span], config: LlmConfig, device: torch.d
     ours = [value.clone().requires_grad_() for value in values]
     out = attend(0, *ours)
     out.backward(grad)
-    theirs = [value.float().requires_grad_() for value in values]
-    expected = oracle(spans, *theirs, grad.float())
-    apart = [_apart(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True)]
+    q, k, v = (value.float().requires_grad_() for value in values)
+    expected = oracle(spans, q, k, v, grad.float())
+    apart = [_apart(_gradient(a), _gradient(b)) for a, b in zip(ours, (q, k, v), strict=True)]
     return _apart(out, expected), max(apart)
 
 
@@ -129,6 +129,11 @@ def oracle(spans: list[Span], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, row
         block.backward(grad[start:stop])
         out.append(block.detach())
     return torch.cat(out)
+
+
+def _gradient(value: Tensor) -> Tensor:
+    assert value.grad is not None, "attention depends on all that it is given"
+    return value.grad
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

@@ -36,15 +36,14 @@ def trajectory(scale: int = 1) -> Document:
     def shape(height: int, width: int) -> np.ndarray:
         return np.broadcast_to(np.uint8(0), (height // scale, width // scale, 3))
 
-    references = [
-        Picture(pixels, use, patch, f"{n}.{use}", "references")
-        for n in (1, 2)
-        for pixels, use, patch in ((shape(768, 1024), "vae", 16), (shape(728, 980), "vit", 14))
-    ]
+    def reference(number: int) -> tuple[Picture, Picture]:
+        vae = Picture(shape(768, 1024), "vae", 16, f"{number}.vae", "references")
+        return vae, Picture(shape(728, 980), "vit", 14, f"{number}.vit", "references")
+
     turns = [text(120), text(160), text(600), text(200)]
     final = [text(400), text(390, recaption=(150, 380))]
     drawing = Drawing(shape(768, 1024), sees=("references", "recaption"))
-    return Document("trajectory", (*turns, *references, *final, drawing))
+    return Document("trajectory", (*turns, *reference(1), *reference(2), *final, drawing))
 
 
 def layout(tokens: int) -> list[Span]:

@@ -15,7 +15,8 @@ from unify_agent.agent.loop import Loop
 from unify_agent.agent.record import png, png_metadata, to_trajectory
 from unify_agent.agent.unified import UnifiedPolicy
 from unify_agent.agent.wording import load_prompts
-from unify_agent.generation.drawing import Denoiser, contexts
+from unify_agent.generation.branches import contexts
+from unify_agent.generation.drawing import Denoiser
 from unify_agent.generation.sampler import BRANCHES, SamplerSettings
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling

@@ -15,7 +15,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from unify_agent.generation.appending import Markers
-from unify_agent.generation.drawing import Denoiser, contexts
+from unify_agent.generation.branches import contexts
+from unify_agent.generation.drawing import Denoiser
 from unify_agent.generation.sampler import BRANCHES
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling

@@ -10,7 +10,8 @@ from golden_model import golden
 from PIL import Image
 
 from unify_agent.generation.appending import Latents
-from unify_agent.generation.drawing import Denoiser, contexts, decode_latents, draw_latents
+from unify_agent.generation.branches import contexts
+from unify_agent.generation.drawing import Denoiser, decode_latents, draw_latents
 from unify_agent.generation.sampler import BRANCHES, SamplerSettings
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling

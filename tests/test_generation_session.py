@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from unify_agent.errors import UserError
 from unify_agent.generation import cache, drawing
-from unify_agent.generation.drawing import contexts
+from unify_agent.generation.branches import contexts
 from unify_agent.generation.sampler import BRANCHES, SamplerSettings, guide
 from unify_agent.generation.session import Session
 from unify_agent.generation.text import Sampling, _Writer, draw_token

@@ -86,7 +86,8 @@ def _chosen(items: Iterable[Item], seed: int) -> tuple[set[str], int]:
     if len(ranked) <= MOST:
         return {name for _, name, *_ in ranked}, len(ranked)
     seen: Counter[tuple[str, ...]] = Counter()
-    first, rest = [], []
+    first: list[str] = []
+    rest: list[str] = []
     for _, name, *kind in ranked:
         seen[tuple(kind)] += 1
         (first if seen[tuple(kind)] <= EACH else rest).append(name)

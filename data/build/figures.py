@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ COLOURS = dict(zip(STATES, ("#1f8a5b", "#c2453d", "#f2a33a", "#8b93a3", "#2f6fdb
 
 def figures(items: Iterable[Item]) -> dict[str, Any]:
     """All figures, ready for JSON. Lengths are characters; rounds are turns of the agent, the last one with them."""
-    tasks, lost, several = [], [], Counter[str]()
+    tasks: list[_Row] = []
+    lost: list[_Row] = []
+    several = Counter[str]()
     for item in items:
         (tasks if item.language else lost).append(_Row.of(item))
         several[item.state] += 1
@@ -45,22 +48,30 @@ def figures(items: Iterable[Item]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
 class _Row:
-    """What counts of an item, small enough to be kept of all."""
+    """What counts of an item, small enough to be kept of all; of prompt, recaption, references, trials: how long."""
 
-    __slots__ = (
-        "category", "difficulty", "form", "language", "letters", "prompt", "recaption", "references", "state", "trials",
-        "turns", "why",
-    )  # fmt: skip
+    category: str
+    language: str
+    form: str
+    difficulty: str
+    state: str
+    why: str
+    turns: int
+    letters: int
+    prompt: int
+    recaption: int
+    references: int
+    trials: int
 
     @classmethod
     def of(cls, item: Item) -> _Row:
-        row = cls()
-        row.category, row.language, row.form, row.difficulty = item.category, item.language, item.form, item.difficulty
-        row.state, row.why, row.turns, row.letters = item.state, item.why, item.turns, item.letters
-        row.prompt, row.recaption = len(item.prompt), len(item.recaption)
-        row.references, row.trials = len(item.references), len(item.trials)
-        return row
+        return cls(
+            item.category, item.language, item.form, item.difficulty, item.state, item.why, item.turns, item.letters,
+            prompt=len(item.prompt), recaption=len(item.recaption),
+            references=len(item.references), trials=len(item.trials),
+        )  # fmt: skip
 
 
 def _counted(values: Iterable[str]) -> dict[str, int]:
@@ -71,7 +82,7 @@ def _counted(values: Iterable[str]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _crossed(rows: Sequence[Any], key: Callable[[Any], str]) -> dict[str, dict[str, int]]:
+def _crossed(rows: Sequence[_Row], key: Callable[[_Row], str]) -> dict[str, dict[str, int]]:
     """Value -> state -> number."""
     found: dict[str, Counter[str]] = {}
     for row in rows:

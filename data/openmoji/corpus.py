@@ -128,7 +128,7 @@ def candidate(rgba: np.ndarray, kind: str, number: int, rng: np.random.Generator
 
 def look_alikes(entities: Sequence[Entity], drawings: Drawings) -> dict[str, str]:
     """For each entity the one of another family and the same split that looks most like it."""
-    result = {}
+    result: dict[str, str] = {}
     for split in ("train", "val", "test"):
         group = [e for e in entities if e.split == split]
         flat = np.stack([thumbnail(drawings[e.id]).ravel() for e in group])

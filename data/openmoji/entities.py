@@ -216,7 +216,8 @@ def contains_name(longer: str, name: str, language: str) -> bool:
 
 
 def _families(items: Sequence[_Named], distances: np.ndarray) -> dict[str, str]:
-    union, by_key = _Union(item.code for item in items), {}
+    union = _Union(item.code for item in items)
+    by_key: dict[str, str] = {}
     for item in items:
         for key in family_keys(item.code, item.en, category_of(item.code)):
             union.join(item.code, by_key.setdefault(key, item.code))
@@ -258,7 +259,7 @@ def _splits(items: Sequence[_Named], families: dict[str, str], forced: set[str])
         for family in kind:
             if family not in large:
                 size = len(members[family])
-                result[family] = max(SPLITS, key=lambda s, n=size: SHARES[s] - (filled[s] + n) / total)
+                result[family] = max(SPLITS, key=lambda split: SHARES[split] - (filled[split] + size) / total)
                 filled[result[family]] += size
     return result
 

@@ -94,7 +94,7 @@ def _drawings(entities: Sequence[Entity], drawings: Drawings) -> None:
     distances = picture_distances(drawings, [e.id for e in entities])
     distances[splits[:, None] == splits[None]] = np.inf
     if len(entities) and distances.min() < NEAR:
-        row, column = np.unravel_index(distances.argmin(), distances.shape)
+        row, column = map(int, np.unravel_index(distances.argmin(), distances.shape))
         raise UserError(f"leak: {entities[row].id} and {entities[column].id} look nearly the same, in two splits")
 
 

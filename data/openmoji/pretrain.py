@@ -42,11 +42,12 @@ COPIES = {"reference": 6, "common": 4}
 WORLD = "outputs/world"
 VERSION = 3
 
-_LONGEST = {
-    "asked": 42, "recaption": 66, "caption": 60,
+_LONGEST = {"asked": 42, "recaption": 66, "caption": 60}
+"""The most ids of a text; whatever turns out longer is drawn anew."""
+_LONGEST_COPIED = {
     "request": (42, 32), "pages": (168, 36), "repeat": (52, 52), "rewrite": (42, 54), "echo": (72, 72),
 }  # fmt: skip
-"""The most ids of a text, of (given, answer) in copying; whatever turns out longer is drawn anew."""
+"""The same of (given, answer) in copying."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class PretrainSource(Source):
     @property
     def fingerprint(self) -> str:
         chances = (self.known, self.asked, self.hidden)
-        parts = (self.size, self.seed, self.shares, self.copies, chances, _LONGEST, VERSION)
+        parts = (self.size, self.seed, self.shares, self.copies, chances, _LONGEST | _LONGEST_COPIED, VERSION)
         return digest(self.context.fingerprint, self._world, repr(parts))[:16]
 
     def ids(self) -> list[str]:
@@ -141,7 +142,7 @@ class PretrainSource(Source):
     def slots(self, index: int) -> int:
         kind, (vae, vit) = self._kinds[index], self._picture_slots
         if kind.task == "copying":
-            return sum(_LONGEST[kind.copying]) + 4
+            return sum(_LONGEST_COPIED[kind.copying]) + 4
         if kind.task == "caption":
             return vit + _LONGEST["caption"] + 2
         recaptions = 2 if self.context.preset == "released" and kind.asked else 1
@@ -170,9 +171,10 @@ class PretrainSource(Source):
         return self.context.grammar.encode_untrusted(text)
 
     def _copied(self, kind: _Kind, rng: np.random.Generator) -> list[Segment]:
+        most_given, most_answer = _LONGEST_COPIED[kind.copying]
         while True:
             given, answer = map(self._ids, copying.sample(kind.copying, self.names, rng))
-            if len(given) <= _LONGEST[kind.copying][0] and len(answer) <= _LONGEST[kind.copying][1]:
+            if len(given) <= most_given and len(answer) <= most_answer:
                 return [Text(given, role="user"), Text(answer, loss=True, role="copying")]
 
     def _captioned(self, kind: _Kind, rng: np.random.Generator) -> list[Segment]:
@@ -268,7 +270,7 @@ class Pictures:
         self._alone: dict[tuple[str, int], np.ndarray] = {}
 
     def _reference(self, code: str, rng: np.random.Generator) -> np.ndarray:
-        longest, tone = int(rng.choice((40, 44, 48, 52, 56))), int(rng.choice((255, 236, rng.integers(225, 256))))
+        longest, tone = int(rng.choice((40, 44, 48, 52, 56))), int(rng.choice((255, 236, int(rng.integers(225, 256)))))
         key = (code, longest * self.side // 64)
         if key not in self._alone:
             self._alone[key] = sprite(self.drawings[code], key[1])

@@ -100,8 +100,8 @@ def sprite(rgba: np.ndarray, longest: int, angle: int = 0, room: int | None = No
         part = part.crop((int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1))
     if room is not None:
         scale = min(scale, room / max(part.size))
-    size = tuple(max(1, round(scale * n)) for n in part.size)
-    return np.asarray(part.resize(size, Image.Resampling.BOX, reducing_gap=None), np.uint16)
+    width, height = (max(1, round(scale * n)) for n in part.size)
+    return np.asarray(part.resize((width, height), Image.Resampling.BOX, reducing_gap=None), np.uint16)
 
 
 def sprite_of(scene: Scene, rgba: np.ndarray, side: int = SIDE) -> np.ndarray:
@@ -162,9 +162,9 @@ def compose(
     `rgba_entity` and `rgba_companion` are uint8 [H, W, 4] drawings (`Drawings`). The companion must be given
     when the scene has one. The same input gives the same bytes.
     """
-    if scene.companion is not None and rgba_companion is None:
-        raise ValueError(f"the scene shows {scene.companion}: its drawing is needed")
     other = None
     if scene.companion is not None:
+        if rgba_companion is None:
+            raise ValueError(f"the scene shows {scene.companion}: its drawing is needed")
         other = sprite(rgba_companion, COMPANION * side // SIDE)
     return _assemble(scene, sprite_of(scene, rgba_entity, side), other, side)

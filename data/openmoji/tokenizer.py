@@ -112,7 +112,7 @@ def training_texts(entities: Iterable[Entity]) -> list[str]:
 def _merges(pieces: Counter[str], count: int) -> list[tuple[str, str]]:
     """The most frequent pairs, merged one after another as in BPE; ties in alphabetical order."""
     split = {piece: list(piece) for piece in pieces}
-    result = []
+    result: list[tuple[str, str]] = []
     while len(result) < count:
         pairs: Counter[tuple[str, str]] = Counter()
         for piece, parts in split.items():

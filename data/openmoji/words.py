@@ -7,6 +7,7 @@ a model writes it: what can be found counts, and `missing` lists the rest.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -140,13 +141,18 @@ def _request_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
             parts |= {"rotation": f"(?:，{rotation})?", "companion": f"(?:，{corner}有{thing})?"}
             parts["name"] = "(?P<name>[^，。]+?)"
         for template in templates:
-            pattern = re.sub(r"\\\{(\w+)\\\}", lambda found, p=parts: p[found[1]], re.escape(template))
-            result.append((language, re.compile(pattern)))
+            result.append((language, _pattern(template, parts)))
     return tuple(result)
 
 
-def _value(language: str, key: str, word: str | None) -> str | None:
-    return next((value for value, said in WORDS[language][key].items() if said == word), None)
+def _pattern(template: str, parts: Mapping[str, str]) -> re.Pattern[str]:
+    """What reads a template: every {key} as the expression `parts[key]`."""
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", lambda found: parts[found[1]], re.escape(template)))
+
+
+def _value(language: str, key: str, word: str) -> str:
+    """The value whose word, found by `_choices`, this is."""
+    return next(value for value, said in WORDS[language][key].items() if said == word)
 
 
 def parse_request(text: str) -> Request | None:
@@ -154,8 +160,7 @@ def parse_request(text: str) -> Request | None:
     for language, pattern in _request_patterns():
         found = pattern.fullmatch(text.strip())
         if found:
-            said = {key: _value(language, key, found[key]) for key in WORDS[language]}
-            said["rotation"] = said["rotation"] or "upright"
+            said = {key: _value(language, key, found[key]) for key in WORDS[language] if found[key] is not None}
             return Request(found["name"], Scene(**said), language)
     return None
 

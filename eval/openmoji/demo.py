@@ -99,11 +99,11 @@ def world_command(world: Path) -> list[str | Path]:
 
 def eval_command(model: Path, world: Path, runs: Path) -> list[str | Path]:
     """The evaluation as a user would call it."""
-    places = ["--model", model, "--world", world, "--out", runs]
+    places: list[str | Path] = ["--model", model, "--world", world, "--out", runs]
     return ["-m", "eval", "openmoji", *places, "--entities", str(ENTITIES), "--seeds", "1", "--variants", *VARIANTS]
 
 
-def train_command(training: Path, world: Path) -> list[str | Path]:
+def train_command(training: Path, world: Path) -> list[str]:
     """The fine-tuning as a user would call it, on two processes where there are two cores: one thread each is faster
     than two threads in one process, and the losses are the same."""
     source = f"[{{kind: trajectories, path: '{world / 'trajectories'}'}}]"
@@ -158,6 +158,7 @@ def write_report(out: Path, world: World, results: Mapping[str, Any], facts: Map
         sides[variant] = [
             Drawn(item, picture, score.picture)
             for item, picture, score in zip(kept.items, kept.pictures, scored, strict=True)
+            if score.picture is not None  # only common things, which are not asked for here, are not scored
         ]
     shown = [
         Shown(task, world.by_id[task.entity].name["en"], full, closed, world.compose(task.scene, task.entity))

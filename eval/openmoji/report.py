@@ -189,7 +189,7 @@ def _turn(step: Step, world: Path) -> str:
                   chosen=each.chosen, usable=each.usable)
         for each in step.candidates
     ]  # fmt: skip
-    return turn_card(step.reply, step.calls, step.observation, items, discarded=step.discarded)
+    return turn_card(step.reply, step.calls, step.observation or "", items, discarded=step.discarded)
 
 
 def _example(shown: Shown, world: Path) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from data.openmoji.scenes import BACKGROUNDS, Scene
 from eval.metrics import Figure, clustered, nearest, proportion, score_picture
 from eval.openmoji.run import World
-from eval.openmoji.score import Scored, by_entity, corner_box, decisions, figures, score_item
+from eval.openmoji.score import Scored, by_entity, corner_box, decisions, figures, of_picture, score_item
 from eval.openmoji.store import Chunk
 from eval.openmoji.tasks import Task
 from eval.openmoji.variants import VARIANTS, Variant
@@ -87,7 +87,7 @@ def summarise(
         result["common_direct"] = proportion([not each.searched for each in common]).as_dict()
         result["languages"] = {
             language: clustered(
-                by_entity([s for s in unseen if s.task.language == language], lambda s: [s.picture.identity])
+                by_entity([s for s in unseen if s.task.language == language], of_picture("identity"))
             ).as_dict()
             for language in ("en", "zh")
         }

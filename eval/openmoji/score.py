@@ -92,8 +92,8 @@ def score_item(
     Without a gallery the picture is not scored. `entity_of` tells what the candidate with an id really shows.
     """
     calls, queries, replies = score_calls(task, item)
-    said = parse_recaption(item.recaption) if item.recaption else None
-    complete = said is not None and said.complete(len(item.references))
+    said = parse_recaption(item.recaption)
+    complete = said.complete(len(item.references))
     true = complete and said.scene == task.scene and (said.name or "").casefold() == task.name.casefold()
     chosen = [each for step in item.steps for each in step.candidates if each.chosen]
     return Scored(
@@ -129,6 +129,11 @@ def by_entity(scored: Sequence[Scored], outcome: Callable[[Scored], Iterable[boo
     return dict(groups)
 
 
+def of_picture(part: str) -> Callable[[Scored], list[bool]]:
+    """The outcome `part` (a key of `PICTURE_FIGURES`) of an item's picture; nothing where none was scored."""
+    return lambda scored: [] if scored.picture is None else [getattr(scored.picture, part)]
+
+
 def figures(scored: Sequence[Scored]) -> dict[str, Figure]:
     """The figures of one variant over requests about unseen entities."""
 
@@ -146,9 +151,9 @@ def figures(scored: Sequence[Scored]) -> dict[str, Figure]:
     }
     drawn = [s for s in scored if s.picture is not None]
     for part, name in PICTURE_FIGURES.items():
-        result[name] = clustered(by_entity(drawn, lambda s, part=part: [getattr(s.picture, part)]))
+        result[name] = clustered(by_entity(drawn, of_picture(part)))
     good = [s for s in drawn if s.references_right and s.recaption_true]
-    result["identity_when_evidence_right"] = clustered(by_entity(good, lambda s: [s.picture.identity]))
+    result["identity_when_evidence_right"] = clustered(by_entity(good, of_picture("identity")))
     return result
 
 
