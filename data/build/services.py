@@ -21,11 +21,14 @@ from data.build.answers import Answers, Total
 from data.build.gates import Lane, Metered
 from data.build.spec import Budget, Paced, Role, Spec
 from unify_agent.judging import ChatClient, Endpoint, Gate, Spent
+from unify_agent.judging.pace import Pace
 from unify_agent.search.base import ImageHit, SearchBackend, TextHit
 from unify_agent.search.recorded import Recording, Replay
 from unify_agent.search.registry import open_backend
 
 Hit = TypeVar("Hit", TextHit, ImageHit)
+BACKOFF = 1.0
+"""Seconds of the first wait before another attempt of a chat service."""
 NAMES: tuple[str, ...] = (*get_args(Role), "image", "search")
 
 
@@ -79,6 +82,7 @@ class Services:
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
         self._clients: dict[Role, ChatClient] = {}
+        self._paces: dict[Role, Pace] = {}
         self._image: Any = None
         self._opening = threading.Lock()
         self.log = Answers(folder / "calls.sqlite")
@@ -180,7 +184,8 @@ class Services:
         endpoint = Endpoint.parse(
             given.url, given.model, key_env=given.key_env, timeout=given.timeout, extra=given.extra
         )
-        return ChatClient(endpoint, given.concurrency, given.attempts, self.log, gate=self.gate(role))
+        pace = self._paces.setdefault(self.spec.root(role), Pace(None, BACKOFF))
+        return ChatClient(endpoint, given.concurrency, given.attempts, self.log, gate=self.gate(role), pace=pace)
 
     def _searching(self) -> CountedSearch:
         given = self.spec.services.search

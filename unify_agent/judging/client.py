@@ -109,7 +109,8 @@ class ChatClient:
     """Asks one endpoint from any number of threads, `concurrency` at a time.
 
     `attempts` bounds the tries of one call, `rate` the attempts a second over all threads, `backoff` is the first
-    wait in seconds. Without a log answers are neither kept nor found again. Each attempt passes the `gate`.
+    wait in seconds; clients of one service may share a `pace` in place of these, so that a pause that it asks for holds
+    them all. Without a log answers are neither kept nor found again. Each attempt passes the `gate`.
     """
 
     endpoint: Endpoint
@@ -119,10 +120,11 @@ class ChatClient:
     rate: float | None = None
     backoff: float = 1.0
     gate: Gate = field(default_factory=Open)
+    pace: Pace | None = None
     usage: Usage = field(default_factory=Usage, init=False)
 
     def __post_init__(self) -> None:
-        self._pace = Pace(self.rate, self.backoff)
+        self._pace = self.pace or Pace(self.rate, self.backoff)
         self._transport = Transport(self.endpoint, self.concurrency, self._pace)
         self._slots = threading.Semaphore(self.concurrency)
         self._lock = threading.Lock()
