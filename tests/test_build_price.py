@@ -69,7 +69,7 @@ def test_a_clean_world_costs_what_was_said(tmp_path, monkeypatch, capsys):
             return json.loads(capsys.readouterr().out)
 
         first = priced()
-        assert not first["measured"] and first["basis"].startswith("assumptions: teacher: 0 calls an entity")
+        assert not first["measured"] and first["basis"].startswith("assumptions\n  teacher: 0 calls an entity")
         assert (first["entities"], first["tasks"], first["currency"]) == (10, 30, "USD")
         assert priced("--limit", 7)["tasks"] == 21
         assert not (tmp_path / "out" / "status.json").exists()

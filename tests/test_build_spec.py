@@ -43,6 +43,8 @@ def test_the_example_is_a_spec_and_holds_the_values_that_hold_without_it(tmp_pat
         ({"services": {"teacher": {"budget": {"money": 3}}}}, "budget.money is never reached without a price"),
         ({"services": {"metadata": {"same_as": "prompts"}, "prompts": {"same_as": "metadata"}}}, "same_as goes round"),
         ({"services": {"metadata": {"rate": 3}}}, "rate is that of teacher, whom this service is the same as"),
+        ({"references": {"clarity": float("inf")}}, "references.clarity: Input should be a finite number"),
+        ({"prompts": {"languages": ["English"]}}, "prompts.languages: 'English' is no code of a language, such as en"),
         ({"services": {"image": {"size": "big"}}}, "services.image.size: 'big' is no HEIGHTxWIDTH"),
         ({"entities": "none.csv"}, "entities: .*none.csv cannot be read"),
     ],

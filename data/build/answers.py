@@ -174,6 +174,8 @@ class Answers:
         return None if row is None else json.loads(zlib.decompress(row[0]))
 
     def _put(self, statement: str, values: tuple[Any, ...]) -> Future[None]:
+        if not self._thread.is_alive():
+            raise UserError(f"{self.path}: closed")
         done: Future[None] = Future()
         self._queue.put((statement, values, done))
         return done
@@ -194,7 +196,7 @@ class Answers:
                     for statement, values, _ in batch:
                         self._base.execute(statement, values)
                     self._base.execute("COMMIT")
-            except sqlite3.Error as error:
+            except Exception as error:  # whatever it is, nobody waits for it in vain
                 with contextlib.suppress(sqlite3.Error), self._lock:
                     self._base.execute("ROLLBACK")
                 for *_, done in batch:

@@ -31,7 +31,7 @@ from unify_agent.judging import ChatError, Endpoint, Gate, Log, Picture, Picture
 from unify_agent.judging.answers import PASSING
 from unify_agent.judging.client import Usage
 from unify_agent.judging.pace import Pace
-from unify_agent.judging.transport import Transport
+from unify_agent.judging.transport import Transport, token_count
 from unify_agent.search.addresses import Network, parse_allowed, resolve
 from unify_agent.search.base import SearchError
 from unify_agent.search.fetch import Fetcher, Limits
@@ -223,5 +223,5 @@ def _tokens(answer: Any) -> tuple[int, int]:
     """Tokens that the service counts, in and out."""
     usage = answer.get("usage") if isinstance(answer, dict) else None
     given = [usage.get(name) if isinstance(usage, dict) else 0 for name in ("input_tokens", "output_tokens")]
-    into, out = (each if isinstance(each, int) and not isinstance(each, bool) else 0 for each in given)
+    into, out = (token_count(each) or 0 for each in given)
     return into, out

@@ -33,7 +33,7 @@ SHARED = ("url", "key_env", "concurrency", "rate", "budget")
 class Part(BaseModel):
     """Base of all parts: closed and frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Price(Part):
@@ -157,6 +157,13 @@ class Prompts(Part):
     per_entity: int = Field(2, ge=1, le=100)
     languages: tuple[str, ...] = ()
     words: Path | None = None
+
+    @field_validator("languages")
+    @classmethod
+    def _are_codes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := next((each for each in value if re.fullmatch(r"[a-z]{2,3}", each) is None), None):
+            raise ValueError(f"{wrong!r} is no code of a language, such as en or zh")
+        return value
 
 
 class Metadata(Part):

@@ -39,7 +39,7 @@ _LEFT_ALONE = frozenset({"image_prompt", "tag_name", "language", "source"})
 """Columns of the release's first stage that say nothing of the entity itself."""
 _NAME = re.compile(r"(?:ip_)?name_([a-z]{2,3})(?:[-_][a-z0-9]+)*")
 _SEED = re.compile(r"seeds?|seed_?\d{1,2}(?:_url)?")
-_MARKS = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\u00ad]")
+_MARKS = re.compile("[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\u00ad]")
 """Characters that show nothing and that some programs leave behind; those that join letters are not among them."""
 _SHOWN = (*_FIXED, "name_en", "name_zh", "seed", "seed1", "seed2", "seeds")
 

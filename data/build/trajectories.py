@@ -194,7 +194,7 @@ def require_ending(episode: Episode, spec: Spec) -> None:
 
 def _failed_search(errors: Sequence[Exception]) -> None:
     """Raises what a search that found no answer means for the task."""
-    error = errors[0]
+    error = min(errors, key=_weight)
     if isinstance(error, ChatError):
         with asking("trajectory", "the judge of references"):
             raise error
@@ -203,6 +203,11 @@ def _failed_search(errors: Sequence[Exception]) -> None:
     if isinstance(error, SearchError):
         raise Dropped("trajectory", "search_failed", str(error))
     raise Failed("trajectory", "search_failed", f"{type(error).__name__}: {error}")
+
+
+def _weight(error: Exception) -> tuple[bool, str, str]:
+    """For the choice among errors of several threads: one that may pass before one that lasts, else by what it says."""
+    return isinstance(error, SearchError) and error.kind in LASTING, type(error).__name__, str(error)
 
 
 def _first_fault(episode: Episode) -> str:

@@ -219,8 +219,8 @@ def kept(reply: Any) -> dict[str, Any]:
             "finish_reason": whole(finish),
             "model": whole(str(reply.get("model") or "")),
             "fingerprint": whole(str(reply.get("system_fingerprint") or "")),
-            "prompt_tokens": _count(usage.get("prompt_tokens")),
-            "completion_tokens": _count(usage.get("completion_tokens")),
+            "prompt_tokens": token_count(usage.get("prompt_tokens")),
+            "completion_tokens": token_count(usage.get("completion_tokens")),
         }
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ChatError("server", "the reply is no chat completion") from None
@@ -231,8 +231,9 @@ def whole(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def token_count(value: Any) -> int | None:
+    """A count of tokens as a server sends it; None for what cannot be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40 else None
 
 
 def _arguments(value: Any) -> str:
