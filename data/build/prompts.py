@@ -211,7 +211,8 @@ def _question(entity: Entity, wish: Wish, earlier: Sequence[str], words: Words, 
         "difficulty": getattr(phrases.difficulties, wish.difficulty),
         "opening": getattr(phrases.openings, wish.opening),
         "shortest": length.shortest, "longest": length.longest,
-        "looks": "; ".join(map(told, entity.attributes)) or phrases.none, "earlier": " / ".join(earlier) or phrases.none,
+        "looks": "; ".join(map(told, entity.attributes)) or phrases.none,
+        "earlier": " / ".join(earlier) or phrases.none,
     })  # fmt: skip
 
 
