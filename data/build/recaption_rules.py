@@ -64,7 +64,8 @@ _KEEPS = {
         r"(?:keeps?|keeping)(?=\s+(?:the|its|his|her|their|all|every|each|both|exactly|true|faithful|intact|unchanged))|kept|"
         r"inherit(?:s|ed)?|carri(?:es|ed) over|carry(?:ing)? over|reproduc(?:e|es|ed|ing)|replicat(?:e|es|ed|ing)|"
         r"faithful(?:ly)?|true to|unchanged|unaltered|intact|"
-        r"(?:exactly (?:that|those) of|the same as in)(?=\s+image_\d)|(?:identical to|consistent with|match(?:es|ed|ing)?)(?=.*image_\d)|"
+        r"(?:exactly (?:that|those) of|the same as in)(?=\s+image_\d)|"
+        r"(?:identical to|consistent with|match(?:es|ed|ing)?)(?=.*image_\d)|"
         r"(?:stays?|remains?)\s+(?:exactly )?as (?:it is |they are |shown |seen )?in|"
         r"taken (?:over )?(?:directly |unchanged )?from)\b",
         re.I | re.S,
@@ -102,7 +103,8 @@ _ORDERS = {
         # at the start of a sentence: verbs that are no nouns, then those that may be and so need an object
         rf"{_START}(?:(?:now|then|also|next|first|finally),?\s+)?"
         r"(?:(?:create|generate|ensure|insert|replace|remove|depict|add|put|avoid|include|incorporate|imagine|modify|"
-        r"adjust|delete|apply|arrange|illustrate|convert|integrate|compose|emphasi[sz]e|capture|focus on|render in|erase|remember to|try to|"
+        r"adjust|delete|apply|arrange|illustrate|convert|integrate|compose|emphasi[sz]e|capture|"
+        r"focus on|render in|erase|remember to|try to|"
         r"use(?!\s+of\b)|do not|don['’]t|make sure|let['’]s)\b|"
         r"(?:draw|paint|show|place|render|make|turn|take|move|change|give|have|let|position|set|swap|edit|blend|feature|"
         rf"combine|merge|transform|design|produce|extend|crop|fill|seat|transfer|copy|showcase){_OBJECT})"
@@ -142,7 +144,8 @@ _HOLLOW = {
 _TALK = {
     "en": re.compile(
         r"\A\W*(?:sure|certainly|of course|okay|ok|here is|here's|here are|below is|i (?:will|have|would|can|am)\b|"
-        r"(?:the )?(?:final |detailed )?(?:recaption|caption|prompt|description)\s*(?:is|:|—))|\bas an ai\b|\bas you (?:asked|requested|wished)\b|"
+        r"(?:the )?(?:final |detailed )?(?:recaption|caption|prompt|description)\s*(?:is|:|—))|\bas an ai\b"
+        r"|\bas you (?:asked|requested|wished)\b|"
         r"\b(?:this|the) recaption\b",
         re.I,
     ),
