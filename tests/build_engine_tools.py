@@ -65,7 +65,7 @@ class Toy:
         return Stages(
             read=self._read, describe=self._describe, held_out=lambda entity, spec: entity.id in self.held,
             tasks=self._tasks, research=self._research, recaption=lambda task, trajectory, spec, services: trajectory,
-            draw=self._draw, verify=self._verify, assemble=self._assemble, split=lambda folder, spec: (),
+            draw=self._draw, verify=self._verify, assemble=self._assemble, split=lambda folder, spec: {},
             lay_out=self._lay_out, report=lambda folder, spec: None,
         )  # fmt: skip
 

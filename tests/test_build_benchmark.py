@@ -175,7 +175,7 @@ def vars_of(made):
 
 def test_evals_own_loader_reads_what_is_written(listed, tmp_path):
     write_journal(tmp_path / "out", outcomes(listed))
-    assert benchmark.split(tmp_path / "out", listed) == []
+    assert benchmark.split(tmp_path / "out", listed) == {}
     whole = FactIP().load(tmp_path / "out" / "benchmark")
     mini = FactIPMini().load(tmp_path / "out" / "benchmark")
     assert len(whole.items) == 20 and len(mini.items) == 10
@@ -200,9 +200,26 @@ def test_what_was_finished_under_another_list_is_left_out_of_training(listed, tm
         Outcome("task", "gone-p1", "done", "gone"),
         Outcome("entity", "other", "done", about={"names": {"fr": "Other"}}),
         Outcome("task", "other-p1", "done", "other"),
+        Outcome("entity", "like", "done", about={"names": {"fr": "Like"}, "seeds": [str(held.seeds[1])]}),
+        Outcome("task", "like-p1", "done", "like"),
     )
     write_journal(tmp_path / "out", outcomes(listed, extra))
-    assert benchmark.split(tmp_path / "out", listed) == ["late-p1", "gone-p1"]
+    assert benchmark.split(tmp_path / "out", listed) == {
+        "late-p1": benchmark.HELD, "gone-p1": benchmark.HELD, "like-p1": benchmark.SEEN,
+    }  # fmt: skip
+
+
+def test_a_task_whose_reference_looks_like_what_is_held_out_is_left_out_of_training(listed, tmp_path, monkeypatch):
+    entities, looks = vars_of(listed)
+    parts = benchmark.choose(entities, looks, 0.5, 0)
+    held = next(e for e in entities if parts[e.id] == "benchmark")
+    one, two, *_ = (e for e in entities if parts[e.id] == "train")
+    again = tmp_path / "again.png"
+    Image.open(held.seeds[0]).resize((48, 48)).save(again)
+    shown = {f"{one.id}-p1": [again], f"{two.id}-p1": [picture(tmp_path / "new.png", 999, 24), tmp_path / "gone.png"]}
+    monkeypatch.setattr(benchmark, "_references", lambda item: shown.get(item.name, []))
+    write_journal(tmp_path / "out", outcomes(listed))
+    assert benchmark.split(tmp_path / "out", listed) == {f"{one.id}-p1": benchmark.SEEN}
 
 
 def test_no_benchmark_leaves_no_folder(tmp_path):

@@ -29,7 +29,7 @@ from data.build.ownmodel import OwnModel
 from data.build.pictures import draw
 from data.build.recaption import recaption
 from data.build.spec import Image as Settings
-from data.build.trajectories import research
+from data.build.trajectories import research, with_pictures
 from unify_agent.agent import load
 from unify_agent.agent.episode import Episode
 from unify_agent.agent.judge import Judged, Verdict
@@ -297,6 +297,26 @@ def test_who_waits_is_drawn_together_and_takes_no_other_with_it(tmp_path, monkey
         assert one(6) == 6 and len(painter.batches) == before and own.usage.cached == 1
 
 
+@pytest.mark.parametrize("odd", [-1, 1])
+def test_a_wrong_number_of_pictures_is_an_error_and_nobody_waits_for_ever(tmp_path, odd):
+    class Miscounts(Batches):
+        def draw(self, episodes):
+            pictures = super().draw(episodes)
+            return pictures[:odd] if odd < 0 else pictures + pictures[:odd]
+
+    painter = Miscounts(threading.Event())
+    with CallLog(tmp_path / "calls.jsonl") as log:
+        own = OwnModel(Settings(own="model", size="16x16", concurrency=4), tmp_path / "pictures", log, Open())
+        own._painter = painter
+        asked = replace(episode(tmp_path / "r"), recaption="x")
+        with ThreadPoolExecutor(4) as pool:
+            jobs = [pool.submit(own.draw, asked, 1, seed) for seed in (20, 21, 22)]
+            painter.gate.set()
+            for job in jobs:
+                with pytest.raises(RuntimeError, match="of 1 recaptions"):
+                    job.result(60)
+
+
 def test_the_spec_says_who_draws(tmp_path):
     services = SimpleNamespace(image=Settings(own=str(tmp_path / "model")))
     with CallLog(tmp_path / "calls.jsonl") as log:
@@ -316,3 +336,16 @@ def test_our_own_model_draws(tmp_path, monkeypatch):
         first = own.draw(asked, 1, 1)
         assert Image.open(first).size == (64, 64) and own.draw(asked, 1, 1) == first != own.draw(asked, 2, 2)
         assert own.described()["model"] == "model" and own.described()["height"] == 64
+
+
+def test_a_picture_does_not_depend_on_which_others_are_drawn_with_it(tmp_path):
+    policy = UnifiedPolicy(*tiny(), grammar(), pixels(), settings=SamplerSettings(steps=2), size=(64, 64))
+    several = [
+        replace(with_pictures(episode(tmp_path / "r", references, number)), seed=number)
+        for number, references in ((1, 2), (2, 0), (3, 1))
+    ]
+    together = policy.draw(several)
+    alone = [policy.draw([each])[0] for each in several]
+    assert all(np.abs(a.astype(int) - b).max() <= 1 for a, b in zip(together, alone, strict=True))
+    backwards = policy.draw(several[::-1])[::-1]
+    assert all(np.abs(a.astype(int) - b).max() <= 1 for a, b in zip(together, backwards, strict=True))

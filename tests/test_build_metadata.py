@@ -50,6 +50,25 @@ def test_broken_and_common_entities_are_dropped_with_their_reason(tmp_path, foun
     assert (raised.value.stage, raised.value.reason) == ("entities", reason)
 
 
+def test_of_what_no_trajectory_can_be_made_nothing_is_asked(tmp_path):
+    refusing = spec(tmp_path, verification={"without_seeds": "refuse"})
+    foreign = entity(names={"fr": "Le hibou"})
+    for given, each, why in (
+        (refusing, entity(), ("verification", "no seed pictures")),
+        (spec(tmp_path), foreign, ("trajectory", "language")),
+    ):
+        services = asked()
+        with pytest.raises(Dropped) as raised:
+            describe(each, given, services)
+        assert (raised.value.stage, raised.value.reason) == why
+        assert not services.queries and not services.questions
+    services = asked()
+    both = spec(tmp_path, prompts={"per_entity": 2, "languages": ["fr"]})
+    with pytest.raises(Dropped, match="fr"):
+        make_tasks(entity(names={"en": "Brass Owl", "fr": "Le hibou"}), both, services)
+    assert not services.questions
+
+
 def test_common_takes_both_the_model_and_the_evidence(tmp_path):
     for own, renown in ((10, 7), (7, 10)):
         assert describe(entity(), spec(tmp_path), asked({"own_knowledge": own, "renown": renown})).attributes

@@ -34,6 +34,9 @@ GOOD = {
         SCENE + KEPT,
         SCENE + "Preserve the exact facial features of the owl as shown in image_1 and image_2: round head, eyes.",
         SCENE + "The round head of image_1 is kept as it is. The engraved feathers stay exactly as in image_2.",
+        SCENE + "The round head and the eyes are exactly those of image_1; the feathers are the same as in image_2.",
+        SCENE + "As in image_1, the head is round and the eyes are wide, both unaltered. " + KEPT,
+        SCENE + "It does not alter the round head of image_1 but preserves it, and the feathers of image_2.",
         SCENE + "From image_1 the round head, the short beak and the glass eyes remain unchanged; the colour of "
         "the brass is identical to image_2.",
         "Set in a misty valley, the owl from image_1 perches on a ruined gate while pilgrims pass below with paper "
@@ -56,6 +59,8 @@ GOOD = {
     "zh": [
         SCENE_ZH + KEPT_ZH,
         SCENE_ZH + "image_1里圆润的头部保持不变，羽毛的雕刻纹理与image_2完全一致。",
+        SCENE_ZH + "头部的轮廓与image_1所示别无二致；羽毛的纹理与image_2所示一致。",
+        SCENE_ZH + "与image_1一样，头部圆润、眼神清澈，毫无改变；image_2的羽毛纹理同样完好保留。",
         SCENE_ZH + "头部与眼睛的造型忠实于image_1，羽毛的纹理沿用image_2。整个画面安静而温暖。",
         "将军府前的石阶上，泽尔铜枭展开双翼，邀请来的宾客手持请柬站在两侧，画面中央的灯火照亮铜质的羽毛，远处的山峦在夜色里"
         "渐渐模糊，构图对称而庄重，光线从右上方落下。" + KEPT_ZH,
@@ -115,6 +120,10 @@ BAD = {
         ("order", SCENE + "Replace the hat of image_1 by a crown. " + KEPT),
         ("order", "Generate a poster. " + SCENE + KEPT),
         ("order", SCENE + "Use soft warm light. " + KEPT),
+        ("order", SCENE + "Erase the lamp. " + KEPT),
+        ("order", SCENE + KEPT + " You could also add a dragon."),
+        ("order", SCENE + KEPT + " Remember to blur the hills."),
+        ("talk", SCENE + "It preserves the round head of image_1 and the feathers of image_2, as you asked."),
         ("order", SCENE + "Capture the calm of the evening. " + KEPT),
         ("unnamed", SCENE + "The final image preserves the round head and the glass eyes from image_1."),
         ("unkept", SCENE + "The owl looks like the one in image_2. It preserves the round head and eyes of image_1."),
@@ -143,6 +152,10 @@ BAD = {
         ("long", SCENE * 12 + KEPT),
     ],
     "zh": [
+        ("order", SCENE_ZH + KEPT_ZH + "记得虚化背景。"),
+        ("order", SCENE_ZH + KEPT_ZH + "另外，给铜枭加上一对翅膀。"),
+        ("misnamed", SCENE_ZH + KEPT_ZH + "爪子来自第三张图。"),
+        ("talk", "我为您描述如下：" + SCENE_ZH + KEPT_ZH),
         ("order", "请将image_1中的铜枭放在左边。" + SCENE_ZH + KEPT_ZH),
         ("order", "把image_1中的铜枭放在石阶上。" + SCENE_ZH + KEPT_ZH),
         ("order", SCENE_ZH + "然后把灯笼移到右侧。" + KEPT_ZH),

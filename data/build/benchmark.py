@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -24,16 +24,20 @@ from typing import Any
 
 from data.build.contracts import Entity, Part, Task
 from data.build.grouping import Groups
-from data.build.items import JOURNAL
+from data.build.items import ITEMS, JOURNAL
 from data.build.journal import Outcome, read_journal
 from data.build.listing import LOOKS, read_list
 from data.build.lookalike import Looks, find_alike, same_picture
 from data.build.names import normalised
 from data.build.spec import Spec
+from unify_agent.datasets.trajectory import parse_trajectories
 from unify_agent.files import whole_folder, write_json
 from unify_agent.interleave.randomness import generator
 from unify_agent.interleave.transforms import open_picture
 
+HELD = "its entity is held out"
+SEEN = "a picture of it looks like one held out"
+"""Why a task that is done is not trained on."""
 _KEPT_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -114,28 +118,39 @@ def _groups(entities: Sequence[Entity], looks: Mapping[Path, bytes]) -> Groups:
 # ---------------------------------------------------------------- what is written
 
 
-def split(folder: Path, spec: Spec) -> Collection[str]:
-    """Writes folder/benchmark anew from the journal; returns the ids of tasks that must not be trained on beside it.
+def split(folder: Path, spec: Spec) -> Mapping[str, str]:
+    """Writes folder/benchmark anew from the journal; returns the ids of tasks that must not be trained on beside it,
+    with why.
 
     Those are tasks that were finished while the list was another one: of entities that are now held out, and of
-    entities that the list no longer has but whose names it holds out.
+    entities that the list no longer has but whose names or seeds it holds out; and tasks with a reference that looks
+    like a seed of what is held out.
     """
-    listed = read_list(spec.entities, Looks(spec.out / LOOKS))
+    looks = Looks(spec.out / LOOKS)
+    listed = read_list(spec.entities, looks)
     parts = choose(listed.entities, listed.looks, spec.benchmark.share, spec.seed)
     entities = {entity.id: entity for entity in listed.entities}
     kept = {normalised(name) for e in listed.entities if parts[e.id] != "train" for name in e.names.values()}
     names: dict[str, Iterable[str]] = {}
+    seeds: dict[str, list[Path]] = {}
     prompts: dict[str, Outcome] = {}
-    left_out = []
+    left_out: dict[str, str] = {}
+    shown: dict[str, list[Path]] = {}
     for outcome in read_journal(folder / JOURNAL):
         if outcome.kind == "entity":
             names[outcome.id] = outcome.about.get("names", {}).values()
+            seeds[outcome.id] = [Path(seed) for seed in outcome.about.get("seeds", ())]
         elif outcome.state == "held_out":
             prompts.setdefault(outcome.entity, outcome)
         elif outcome.state == "done":
             gone = outcome.entity not in parts and kept & set(map(normalised, names.get(outcome.entity, ())))
             if gone or parts.get(outcome.entity, "train") != "train":
-                left_out.append(outcome.id)
+                left_out[outcome.id] = HELD
+            else:
+                gone_seeds = [] if outcome.entity in parts else seeds.get(outcome.entity, [])
+                shown[outcome.id] = [*gone_seeds, *_references(folder / ITEMS / outcome.id)]
+    held = [listed.looks[seed] for entity in listed.entities if parts[entity.id] != "train" for seed in entity.seeds]
+    left_out |= dict.fromkeys(_showing(held, shown, looks), SEEN)
     tasks = [
         Task(prompt.id, entities[name], prompt.about["prompt"], prompt.about["language"])
         for name, part in parts.items()
@@ -143,6 +158,24 @@ def split(folder: Path, spec: Spec) -> Collection[str]:
     ]
     write_benchmark(folder / "benchmark", tasks, listed.looks, spec.benchmark.mini, spec.seed)
     return left_out
+
+
+def _references(item: Path) -> Iterator[Path]:
+    """The files of a finished task's references; none where it has no folder."""
+    for path in sorted(item.glob("*/traj/*_trajectory.json")):
+        for record in parse_trajectories(path.read_text(encoding="utf-8"), path):
+            yield from (path.parents[1] / each.file for each in record.references)
+
+
+def _showing(held: Sequence[bytes], shown: Mapping[str, Sequence[Path]], looks: Looks) -> list[str]:
+    """The ids under which a picture is shown that looks like one of `held`. Pictures that are gone show nothing."""
+    if not held:
+        return []
+    found = looks.of(path for paths in shown.values() for path in paths)
+    owners = [(name, look) for name, paths in shown.items() for path in paths if isinstance(look := found[path], bytes)]
+    alike = find_alike([*held, *(look for _, look in owners)])
+    numbers = {each for group in alike.groups if group[0] < len(held) for each in group}
+    return sorted({owners[number - len(held)][0] for number in numbers if number >= len(held)})
 
 
 def write_benchmark(out: Path, tasks: Sequence[Task], looks: Mapping[Path, bytes], mini: float, seed: int) -> None:

@@ -25,6 +25,7 @@ import math
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,8 +133,10 @@ def _tick(view: View, signals: _Signals, pipeline: Pipeline) -> None:
 
 def finish(folder: Path, spec: Spec, stages: Stages, current: set[str]) -> None:
     """What is made when all ran: the benchmark, the training layout of the tasks in `current`, quality control."""
-    withheld = set(stages.split(folder, spec))
-    stages.lay_out(folder, spec, withheld | (set(items_of(folder)) - current))
+    withheld = stages.split(folder, spec)
+    for why, count in sorted(Counter(withheld.values()).items()):
+        print(f"left out of train: {count} done ({why})", file=sys.stderr)
+    stages.lay_out(folder, spec, set(withheld) | (set(items_of(folder)) - current))
     stages.report(folder, spec)
 
 

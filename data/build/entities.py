@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data.build import benchmark, metadata
+from data.build import benchmark, metadata, prompts
 from data.build.contracts import Dropped, Entity
 from data.build.listing import LOOKS, read_list
 from data.build.lookalike import Looks
+from data.build.recaption_rules import LANGUAGES
 from data.build.services import Services
 from data.build.spec import Spec
+from data.build.verification import require_language, require_truth
 from unify_agent.errors import UserError
 
 
@@ -28,7 +30,16 @@ def read_entities(spec: Spec) -> tuple[Sequence[Entity], Sequence[tuple[str, Dro
 
 
 def describe(entity: Entity, spec: Spec, services: Services) -> Entity:
-    """The entity with its attributes, found by searching. Raises Dropped: withheld, or see data/build/metadata.py."""
+    """The entity with its attributes, found by searching.
+
+    Raises Dropped, before anything is asked, for one that is withheld or of which no trajectory could be made; or see
+    data/build/metadata.py.
+    """
     if entity.part == "withheld":
         raise Dropped("entities", "like one of the benchmark", "its name or a picture of it is that of one held out")
+    if entity.part == "train":
+        require_truth(entity, spec)
+        languages = [wish.language for wish in prompts.plan(entity, spec)]
+        if not set(languages) & set(LANGUAGES):
+            require_language(languages[0])
     return metadata.describe(entity, spec, services)

@@ -13,6 +13,7 @@ from unify_agent.datasets.trajectory import Trajectory, parse_trajectories
 
 JOURNAL = "journal.jsonl"
 TRAIN = "train"
+ITEMS = "items"
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from data.build.contracts import Entity
+from data.build.items import ITEMS
 from data.build.journal import SETTLED, read_journal
 from data.build.linking import link_tree
-from data.build.pipeline import ITEMS
 from data.build.spec import Spec
 from data.build.status import STATUS, read_status
 from unify_agent.errors import UserError

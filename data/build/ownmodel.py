@@ -82,6 +82,8 @@ def _settle(painter: Painter, batch: Sequence[tuple[Episode, Future[np.ndarray]]
     """Draws a batch; what fails as a whole is drawn one by one, so that no picture takes others with it."""
     try:
         pictures = list(painter.draw([episode for episode, _ in batch]))
+        if len(pictures) != len(batch):  # of whom they are nobody knows; whoever got none would wait for ever
+            raise RuntimeError(f"the model drew {len(pictures)} pictures of {len(batch)} recaptions")
     except Exception as error:
         if len(batch) == 1:
             pictures = [error]

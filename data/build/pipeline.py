@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from data.build.contracts import Dropped, Entity, Failed, Halted, OverBudget, Task, Trial, is_of_the_disk
+from data.build.items import ITEMS
 from data.build.journal import SETTLED, Journal, Outcome
 from data.build.services import Services
 from data.build.spec import Spec
@@ -34,7 +35,6 @@ TICK = 0.1
 """Seconds between two looks at the signals."""
 DOWN = 4
 """Exit code: a service is down, or does not take the key."""
-ITEMS = "items"
 WHOLE = ("done", "held_out")
 """States that a stop cannot have brought about."""
 

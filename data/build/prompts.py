@@ -25,6 +25,7 @@ from data.build.names import in_language, normalised, own_language
 from data.build.nearness import nearness, shingles
 from data.build.services import Services
 from data.build.spec import Spec
+from data.build.verification import require_language
 from unify_agent.agent.wording import load_words
 from unify_agent.interleave.grammar import spell_tags
 from unify_agent.interleave.randomness import generator
@@ -152,6 +153,8 @@ def make_tasks(entity: Entity, spec: Spec, services: Services) -> tuple[list[Tas
     for wish in plan(entity, spec):
         task = Task(wish.id, entity, "", wish.language, wish.form, wish.difficulty)
         try:
+            if entity.part != "benchmark":
+                require_language(wish.language)
             text = _written(entity, wish, earlier, words, spec, services)
         except Dropped as fault:
             refused.append((task, fault))
@@ -208,7 +211,8 @@ def _question(entity: Entity, wish: Wish, earlier: Sequence[str], words: Words, 
         "difficulty": getattr(phrases.difficulties, wish.difficulty),
         "opening": getattr(phrases.openings, wish.opening),
         "shortest": length.shortest, "longest": length.longest,
-        "looks": "; ".join(entity.attributes) or phrases.none, "earlier": " / ".join(earlier) or phrases.none,
+        "looks": "; ".join(map(told, entity.attributes)) or phrases.none,
+        "earlier": " / ".join(earlier) or phrases.none,
     })  # fmt: skip
 
 

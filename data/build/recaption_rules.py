@@ -53,7 +53,7 @@ _VAGUE = {
         re.I,
     ),
     "zh": re.compile(
-        r"第[一二两12]\s*[张幅个]\s*(?:参考)?(?:图|照片|相片)|参考(?:图|照片)|(?<![插地版])图\s*[一二12](?=[中里内的所与和、，。）])"
+        r"第[一二两三123]\s*[张幅个]\s*(?:参考)?(?:图|照片|相片)|参考(?:图|照片)|(?<![插地版])图\s*[一二12](?=[中里内的所与和、，。）])"
         r"|(?:上传|提供|给定|给出)的?(?:那张|这张|两张)?(?:图片|照片|图像)|原图"
     ),
 }
@@ -63,14 +63,16 @@ _KEEPS = {
         r"\b(?:preserv(?:e|es|ed|ing)|preservation|retain(?:s|ed|ing)?|retention|maintain(?:s|ed|ing)?|conserv(?:e|es|ed)|"
         r"(?:keeps?|keeping)(?=\s+(?:the|its|his|her|their|all|every|each|both|exactly|true|faithful|intact|unchanged))|kept|"
         r"inherit(?:s|ed)?|carri(?:es|ed) over|carry(?:ing)? over|reproduc(?:e|es|ed|ing)|replicat(?:e|es|ed|ing)|"
-        r"faithful(?:ly)?|true to|unchanged|intact|(?:identical to|consistent with|match(?:es|ed|ing)?)(?=.*image_\d)|"
+        r"faithful(?:ly)?|true to|unchanged|unaltered|intact|"
+        r"(?:exactly (?:that|those) of|the same as in)(?=\s+image_\d)|"
+        r"(?:identical to|consistent with|match(?:es|ed|ing)?)(?=.*image_\d)|"
         r"(?:stays?|remains?)\s+(?:exactly )?as (?:it is |they are |shown |seen )?in|"
         r"taken (?:over )?(?:directly |unchanged )?from)\b",
         re.I | re.S,
     ),
     "zh": re.compile(
         r"保留|保持(?!平衡|沉默|微笑|站|坐|警惕|距离|安静|清醒|姿势)|维持(?!平衡|秩序|姿势)|延续|沿用|忠实|还原|再现|复现|原样|不变|"
-        r"一致|相同|遵循|取自"
+        r"一致|相同|遵循|取自|(?:别|毫)无(?:二致|改变|改动|变化)"
     ),
 }
 _NOT_ONLY = r"(?!\s+(?:only|merely|just|simply)\b)"
@@ -101,13 +103,15 @@ _ORDERS = {
         # at the start of a sentence: verbs that are no nouns, then those that may be and so need an object
         rf"{_START}(?:(?:now|then|also|next|first|finally),?\s+)?"
         r"(?:(?:create|generate|ensure|insert|replace|remove|depict|add|put|avoid|include|incorporate|imagine|modify|"
-        r"adjust|delete|apply|arrange|illustrate|convert|integrate|compose|emphasi[sz]e|capture|focus on|render in|"
+        r"adjust|delete|apply|arrange|illustrate|convert|integrate|compose|emphasi[sz]e|capture|"
+        r"focus on|render in|erase|remember to|try to|"
         r"use(?!\s+of\b)|do not|don['’]t|make sure|let['’]s)\b|"
         r"(?:draw|paint|show|place|render|make|turn|take|move|change|give|have|let|position|set|swap|edit|blend|feature|"
         rf"combine|merge|transform|design|produce|extend|crop|fill|seat|transfer|copy|showcase){_OBJECT})"
         # anywhere: requests, duties, a second verb of an order
         r"|(?:^|[.!?,;:—-]\s*)please\b|\bplease\s+(?:make|put|draw|add|keep|ensure|create|generate|show|place|note|use)\b"
-        r"|\b(?:make sure|be sure to|you (?:should|must|need to))\b"
+        r"|\b(?:make sure|be sure to|you (?:should|must|need to)|"
+        r"you (?:could|can|may|might) (?:also )?(?:add|put|place|draw))\b"
         r"|\b(?:should|must|needs? to|has to|have to|is to|are to)\s+(?:then\s+)?be\s+(?:placed|added|drawn|shown|put|"
         r"removed|replaced|changed|generated|inserted|rendered|depicted|swapped|edited|positioned)\b"
         rf"|(?:[,;]\s+(?:then\s+)?|\band\s+then\s+)(?:add|put|place|insert|remove|replace|draw){_OBJECT}",
@@ -120,6 +124,8 @@ _ORDERS = {
         r"(?:添加|加入|替换|删除|删去|移除|去掉|去除|改成|改为|调整|修改)"
         r"(?=image_|图|画面|背景|颜色|光线|构图|人物|主体|一|其|他|她|它|这|该|更多))"
         r"|(?:然后|接着|最后|首先)(?:把|将)"
+        r"|(?:^|(?<=[。！？；，、\n]))\s*(?:记得(?:要|把|将|给|虚化|添加|保留|使用)|"
+        r"(?:另外|此外)，?[给把将][^，。！？；]{1,12}?(?:加上|添上|换成|改成))"
         r"|(?:^|(?<=[。！？；\n]))\s*(?:把|将(?!军|来|领|士|帅|至|近|相|门|要))[^，。！？；]{1,40}?"
         r"(?:放|置|移|换|改|变|画|加|融合|结合|合成|合并|调整|绘|设置|安排|摆)"
         r"|(?:^|(?<=[。！？；\n]))\s*让(?:他|她|它|人物|角色|主体|image_\d)"
@@ -138,12 +144,13 @@ _HOLLOW = {
 _TALK = {
     "en": re.compile(
         r"\A\W*(?:sure|certainly|of course|okay|ok|here is|here's|here are|below is|i (?:will|have|would|can|am)\b|"
-        r"(?:the )?(?:final |detailed )?(?:recaption|caption|prompt|description)\s*(?:is|:|—))|\bas an ai\b|"
+        r"(?:the )?(?:final |detailed )?(?:recaption|caption|prompt|description)\s*(?:is|:|—))|\bas an ai\b"
+        r"|\bas you (?:asked|requested|wished)\b|"
         r"\b(?:this|the) recaption\b",
         re.I,
     ),
     "zh": re.compile(
-        r"\A\W*(?:好的|当然|没问题|以下是|下面是|这是一[段个]|(?:最终)?(?:图像|画面)?(?:描述|提示词)\s*[:：])|作为(?:一个)?AI"
+        r"\A\W*(?:好的|当然|没问题|以下是|下面是|这是一[段个]|(?:最终)?(?:图像|画面)?(?:描述|提示词)\s*[:：])|作为(?:一个)?AI|我?[为给替]您(?:描述|生成|创作|改写)"
     ),
 }
 _TAGS = re.compile(r"<\s*/?\s*[A-Za-z_|][^<>\n]{0,80}>|```|^#{1,6}\s|\*\*|\[/?(?:SYSTEM|INST)\b|<\||\{\"", re.M)

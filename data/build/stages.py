@@ -6,7 +6,7 @@ different items, and again for the same item after a kill: they then come to the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Stages:
     folder/journal.jsonl (data/build/journal.py); after a merge the same from those of all shards.
 
     split(folder, spec): folder/benchmark with its mini split; returns the ids of the tasks that must not be trained
-    on beside it (look-alikes, shared names). [benchmark.py: split]
+    on beside it, with why (look-alikes, shared names). [benchmark.py: split]
     lay_out(folder, spec, left_out): folder/train, the training layout; pictures are hard links where that is possible.
     [assembly.py: lay_out]
     report(folder, spec): folder/quality: contact sheet, statistics, near-duplicates. [quality.py: report]
@@ -52,7 +52,7 @@ class Stages:
     draw: Callable[[Task, Any, int, Spec, Services], Path]
     verify: Callable[[Task, Any, int, Path, Spec, Services], Trial]
     assemble: Callable[[Task, Any, Sequence[Trial], Path, Spec, Services], None]
-    split: Callable[[Path, Spec], Collection[str]]
+    split: Callable[[Path, Spec], Mapping[str, str]]
     lay_out: Callable[[Path, Spec, Collection[str]], None]
     report: Callable[[Path, Spec], None]
 

@@ -21,11 +21,11 @@ from PIL import Image
 
 from data.build.asking import asking
 from data.build.contracts import Dropped, Failed, Task, is_of_the_disk
-from data.build.recaption_rules import LANGUAGES
+from data.build.filling import told
 from data.build.recaption_words import words_of
 from data.build.services import Services
 from data.build.spec import Spec
-from data.build.verification import require_truth
+from data.build.verification import require_language, require_truth
 from unify_agent.agent.endpoint import EndpointThinker, messages_of
 from unify_agent.agent.endpointjudge import EndpointJudge
 from unify_agent.agent.episode import AgentOptions, Episode, Exchange
@@ -116,8 +116,8 @@ class Evidence:
     def __init__(self, task: Task, spec: Spec, services: Services) -> None:
         self._search, self._candidates = services.search, spec.references.candidates
         self._judge = EndpointJudge(services.chat("references"), _judging(), grading_of(spec))
-        known = "; ".join(task.entity.attributes)[:MOST_KNOWN]
-        self._subject = task.entity.name(task.language) + (f" ({known})" if known else "")
+        known = "; ".join(map(told, task.entity.attributes))[:MOST_KNOWN]
+        self._subject = told(task.entity.name(task.language)) + (f" ({known})" if known else "")
         self.name = self._judge.name
         self.errors: list[Exception] = []
 
@@ -153,9 +153,8 @@ def research(task: Task, spec: Spec, services: Services) -> Episode:
 
     Raises Dropped, or what a service that does not work raised.
     """
-    if task.language not in LANGUAGES:
-        raise Dropped("trajectory", "language", f"the agent is asked in {' or '.join(LANGUAGES)}, not {task.language}")
-    require_truth(task, spec)
+    require_language(task.language)
+    require_truth(task.entity, spec)
     teacher = Teacher(spec, services)
     evidence = Evidence(task, spec, services)
     episode = episode_of(task, spec)

@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from data.build.contracts import Dropped, Task, Trial
-from data.build.recaption_words import FOLDER
+from data.build.contracts import Dropped, Entity, Task, Trial
+from data.build.filling import FOLDER, fill, told
+from data.build.recaption_rules import LANGUAGES
 from data.build.services import Services
 from data.build.spec import Spec
 from unify_agent.agent.episode import Episode
@@ -24,6 +25,8 @@ from unify_agent.judging.transport import is_moderated
 SENT = PicturePolicy(longest=1024, format="jpeg", quality=92)
 CRITERIA = ("identity", "scene", "soundness")
 ROOM = 512
+MOST_PROMPT = 2000
+"""Characters of a prompt that the judge is told."""
 
 
 class Verified(structured.Verdict):
@@ -62,10 +65,16 @@ def words_of(file: Path | None) -> VerificationWords:
     return load_words(file or FOLDER / "verification.yaml", VerificationWords)
 
 
-def require_truth(task: Task, spec: Spec) -> None:
-    """Raises Dropped for a task whose drawings there is nothing to compare with, before anything is spent on it."""
-    if not task.entity.seeds and spec.verification.without_seeds == "refuse":
-        raise Dropped("verification", "no seed pictures", f"{task.entity.id} has none, and the spec refuses such")
+def require_truth(entity: Entity, spec: Spec) -> None:
+    """Raises Dropped for an entity whose drawings there is nothing to compare with, before anything is spent on it."""
+    if not entity.seeds and spec.verification.without_seeds == "refuse":
+        raise Dropped("verification", "no seed pictures", f"{entity.id} has none, and the spec refuses such")
+
+
+def require_language(language: str) -> None:
+    """Raises Dropped for a language in which there are no trajectories."""
+    if language not in LANGUAGES:
+        raise Dropped("trajectory", "language", f"the agent is asked in {' or '.join(LANGUAGES)}, not {language}")
 
 
 def truth_of(task: Task, trajectory: Episode) -> tuple[tuple[Path, ...], str]:
@@ -85,13 +94,12 @@ def verify(task: Task, trajectory: Episode, number: int, picture: Path, spec: Sp
         raise Dropped("verification", "nothing to compare with", "neither seed pictures nor references")
     words = words_of(spec.verification.words)
     phrases = words.zh if task.language == "zh" else words.en
-    name = task.entity.name(task.language)
-    known = "; ".join(task.entity.attributes)
+    known = "; ".join(map(told, task.entity.attributes))
     shown: list[Any] = [
-        phrases.truth.replace("{count}", str(len(truth))).replace("{name}", name),
+        fill(phrases.truth, {"count": len(truth), "name": told(task.entity.name(task.language))}),
         *(Picture.of(path, SENT) for path in truth),
-        *([phrases.known.replace("{attributes}", known)] if known else []),
-        phrases.prompt.replace("{prompt}", task.prompt),
+        *([fill(phrases.known, {"attributes": known})] if known else []),
+        fill(phrases.prompt, {"prompt": told(task.prompt, MOST_PROMPT)}),
         phrases.drawn,
         Picture.of(picture, SENT),
     ]
