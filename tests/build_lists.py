@@ -17,8 +17,7 @@ from chat_server import texts
 from PIL import Image
 
 from data.build.contracts import Entity
-from data.build.items import JOURNAL
-from data.build.journal import Journal, Outcome
+from data.build.journal import JOURNAL, Journal, Outcome
 from data.build.spec import Spec
 from unify_agent.files import digest
 from unify_agent.search.base import TextHit

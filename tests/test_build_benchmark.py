@@ -13,11 +13,11 @@ from PIL import Image
 
 from data.build import benchmark
 from data.build.contracts import Task
-from data.build.grouping import Groups
 from data.build.journal import Outcome
 from data.build.listing import read_list
 from data.build.lookalike import BYTES, Alike, Looks, find_alike, pack, same_picture
 from data.build.names import normalised
+from data.grouping import Groups
 from eval.benchmarks.factip import FactIP, FactIPMini
 from unify_agent.search.pictures import alike, look_of
 
@@ -112,7 +112,7 @@ def test_look_alikes_are_those_of_the_pairwise_rule(few, monkeypatch):
         spot[4 * k % 80 : 4 * k % 80 + 12, 30:60] = rng.integers(0, 200, 3)
         spots.append(spot)
     looks = [look_of(varied(rng, each)) for each in (*bases, *bases[:10], *spots, *spots[:12])]
-    groups = Groups(len(looks))
+    groups = Groups(range(len(looks)))
     for two in range(len(looks)):
         for one in range(two):
             if alike(looks[one], looks[two]):

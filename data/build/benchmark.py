@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from data.build.contracts import Entity, Part, Task
-from data.build.grouping import Groups
-from data.build.items import ITEMS, JOURNAL
-from data.build.journal import Outcome, read_journal
+from data.build.items import ITEMS
+from data.build.journal import JOURNAL, Outcome, read_journal
 from data.build.listing import LOOKS, read_list
 from data.build.lookalike import Looks, find_alike, same_picture
 from data.build.names import normalised
 from data.build.spec import Spec
+from data.grouping import Groups
 from unify_agent.datasets.trajectory import parse_trajectories
 from unify_agent.files import whole_folder, write_json
 from unify_agent.interleave.randomness import generator
@@ -103,7 +103,7 @@ def _taken(place: int, share: float, seed: int, what: str, category: str) -> boo
 
 
 def _groups(entities: Sequence[Entity], looks: Mapping[Path, bytes]) -> Groups:
-    groups = Groups(len(entities))
+    groups = Groups(range(len(entities)))
     first: dict[str, int] = {}
     for number, entity in enumerate(entities):
         for name in entity.names.values():

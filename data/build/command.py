@@ -36,7 +36,7 @@ from rich.console import Console
 
 from data.build import merging, quality
 from data.build.assembly import items_of
-from data.build.journal import SETTLED, Journal
+from data.build.journal import JOURNAL, SETTLED, Journal
 from data.build.pipeline import STEPS, Pipeline, Until
 from data.build.price import ENOUGH, Job, estimate, measured, record, usual
 from data.build.services import Services
@@ -105,7 +105,7 @@ def _build(args: argparse.Namespace, spec: Spec, folder: Path, stages: Stages, s
     entities = merging.part_of(listed, args.shard)
     for where, why in refused:
         print(f"refused: {why.detail or f'{where}: {why.reason}'}", file=sys.stderr)
-    with Journal(folder / merging.JOURNAL) as journal, Services(spec, folder) as services:
+    with Journal(folder / JOURNAL) as journal, Services(spec, folder) as services:
         until: Until = args.step or "assemble"
         pipeline = Pipeline(entities, spec, services, stages, journal, until, args.retry_failed, args.limit)
         if args.dry_run:

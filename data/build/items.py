@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from data.build.contracts import Trial
-from data.build.journal import Outcome, read_journal
+from data.build.journal import JOURNAL, Outcome, read_journal
 from unify_agent.datasets.trajectory import Trajectory, parse_trajectories
 
-JOURNAL = "journal.jsonl"
 TRAIN = "train"
 ITEMS = "items"
 

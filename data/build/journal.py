@@ -24,6 +24,8 @@ from typing import Any, Literal, get_args
 
 from unify_agent.errors import UserError
 
+JOURNAL = "journal.jsonl"
+"""Its name in a run folder."""
 Kind = Literal["entity", "task"]
 State = Literal["done", "dropped", "failed", "waiting", "held_out"]
 """waiting: for a budget. held_out: a task of a benchmark entity, whose prompt is all that is made of it."""

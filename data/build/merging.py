@@ -14,14 +14,14 @@ from pathlib import Path
 
 from data.build.contracts import Entity
 from data.build.items import ITEMS
-from data.build.journal import SETTLED, read_journal
+from data.build.journal import JOURNAL, SETTLED, read_journal
 from data.build.linking import link_tree
 from data.build.spec import Spec
 from data.build.status import STATUS, read_status
 from unify_agent.errors import UserError
 from unify_agent.files import digest, whole_folder, write_bytes, write_json
 
-SHARDS, MERGED, JOURNAL, TRIALS = "shards", "merged.json", "journal.jsonl", "pictures"
+SHARDS, MERGED, TRIALS = "shards", "merged.json", "pictures"
 _NAME = re.compile(r"(\d+)-of-(\d+)")
 
 

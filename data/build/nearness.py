@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.build.grouping import Groups
 from data.build.names import normalised
+from data.grouping import Groups
 from unify_agent.interleave.randomness import generator
 
 NEAR = 0.7
@@ -40,7 +40,7 @@ def nearness(one: np.ndarray, two: np.ndarray) -> float:
 
 def find_near(texts: Sequence[str], at: float = NEAR) -> tuple[tuple[int, ...], ...]:
     """Groups of indices of texts of which a chain of pairs is at least so near, of two or more each."""
-    groups = Groups(len(texts))
+    groups = Groups(range(len(texts)))
     first: dict[str, int] = {}
     for number, text in enumerate(texts):
         groups.join(number, first.setdefault(normalised(text), number))

@@ -15,7 +15,8 @@ from typing import Any
 
 from data.build import contact_sheet
 from data.build.figures import figures, plot
-from data.build.items import JOURNAL, Item, read_items, without_names
+from data.build.items import Item, read_items, without_names
+from data.build.journal import JOURNAL
 from data.build.listing import LOOKS
 from data.build.lookalike import Looks, find_alike
 from data.build.nearness import NEAR, find_near

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from data.build.answers import Total
+from data.build.journal import JOURNAL
 from data.build.pipeline import Pipeline
 from data.build.price import Job, estimate
 from data.build.services import Services
@@ -159,7 +160,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     found = read_json(folder / STATUS, "status of a build") if folder.is_dir() else None
     if not isinstance(found, dict):
         raise UserError(f"{folder / STATUS}: no such status of a build")
-    if found.get("state") == "running" and not _is_written(folder / "journal.jsonl"):
+    if found.get("state") == "running" and not _is_written(folder / JOURNAL):
         found["state"], found["why"] = "killed", "run the same command again to continue"
     return found
 

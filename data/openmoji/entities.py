@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.grouping import Groups
 from data.openmoji.categories import category_of, family_keys
 from data.openmoji.pictures import Drawings, available, is_empty, main_colours, thumbnail
 from unify_agent.errors import UserError
@@ -187,21 +188,6 @@ def _aliases(items: Sequence[_Named]) -> dict[str, dict[str, str]]:
 # ---------------------------------------------------------------- families and splits
 
 
-class _Union:
-    def __init__(self, keys: Iterable[str]) -> None:
-        self.parent = {key: key for key in keys}
-
-    def find(self, key: str) -> str:
-        while self.parent[key] != key:
-            self.parent[key] = self.parent[self.parent[key]]
-            key = self.parent[key]
-        return key
-
-    def join(self, left: str, right: str) -> None:
-        a, b = sorted((self.find(left), self.find(right)))
-        self.parent[b] = a
-
-
 def picture_distances(drawings: Drawings, codes: Sequence[str]) -> np.ndarray:
     """RMS distance between thumbnails, float32 [N, N]."""
     flat = np.stack([thumbnail(drawings[code]) for code in codes]).reshape(len(codes), -1)
@@ -216,7 +202,7 @@ def contains_name(longer: str, name: str, language: str) -> bool:
 
 
 def _families(items: Sequence[_Named], distances: np.ndarray) -> dict[str, str]:
-    union = _Union(item.code for item in items)
+    union = Groups(item.code for item in items)
     by_key: dict[str, str] = {}
     for item in items:
         for key in family_keys(item.code, item.en, category_of(item.code)):

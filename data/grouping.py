@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Generic, TypeVar
 
-class Groups:
-    """`size` things, each on its own at first."""
+Thing = TypeVar("Thing", int, str)
 
-    def __init__(self, size: int) -> None:
-        self._parent = list(range(size))
 
-    def find(self, thing: int) -> int:
-        """The first thing, by number, of the group that it is in."""
+class Groups(Generic[Thing]):
+    """Things that can be ordered, each on its own at first."""
+
+    def __init__(self, things: Iterable[Thing]) -> None:
+        self._parent: dict[Thing, Thing] = {thing: thing for thing in things}
+
+    def find(self, thing: Thing) -> Thing:
+        """The least thing of the group that it is in."""
         root = thing
         while self._parent[root] != root:
             root = self._parent[root]
@@ -18,14 +23,14 @@ class Groups:
             self._parent[thing], thing = root, self._parent[thing]
         return root
 
-    def join(self, one: int, two: int) -> None:
+    def join(self, one: Thing, two: Thing) -> None:
         """Makes one group of two."""
         low, high = sorted((self.find(one), self.find(two)))
         self._parent[high] = low
 
-    def several(self) -> tuple[tuple[int, ...], ...]:
+    def several(self) -> tuple[tuple[Thing, ...], ...]:
         """The groups of two or more, members in order, by their first."""
-        found: dict[int, list[int]] = {}
-        for thing in range(len(self._parent)):
+        found: dict[Thing, list[Thing]] = {}
+        for thing in self._parent:
             found.setdefault(self.find(thing), []).append(thing)
         return tuple(tuple(each) for each in found.values() if len(each) > 1)
