@@ -1,37 +1,23 @@
 """A task that our own model draws: from research to the sample that training reads."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from build_servers import World
 from build_tools import task_of, write_spec
-from datasets_tools import tokenizer
 from PIL import Image
+from tiny_model import write_tiny_model
 
 from data.build import pictures, recaption, trajectories, verification
 from data.build.assembly import assemble, lay_out, records_in
 from data.build.benchmark import _references
 from data.build.services import Services
 from data.build.spec import read_spec
-from tests.training_toy import TOY
-from unify_agent.interleave.transforms import Transform
-from unify_agent.model.bagel import Bagel
-from unify_agent.model.initialise import initialise
-from unify_agent.model.saving import save_folder
-from unify_agent.model.vae import FluxVae
-from unify_agent.model.weights import Description
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    where = tmp_path_factory.mktemp("own")
-    (where / "tokenizer").mkdir()
-    tokenizer().save(str(where / "tokenizer" / "tokenizer.json"))
-    config = replace(TOY, llm=replace(TOY.llm, vocab_size=512, max_position_embeddings=20_000))
-    description = Description("paper", {"vae": Transform(64, 32, 16), "vit": Transform(56, 28, 14)}, "compact")
-    state = initialise(Bagel(config), 0).state_dict()
-    return save_folder(where / "tiny", state, config, FluxVae(config.vae), where / "tokenizer", description)
+    return write_tiny_model(tmp_path_factory.mktemp("own"))
 
 
 def test_our_own_model_draws_a_task_from_its_research_to_the_sample(model, tmp_path):

@@ -5,40 +5,26 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from datasets_tools import tokenizer
+from tiny_model import write_tiny_model
 from world_agent_tools import tiny_case, tiny_family
 
 from eval.__main__ import main
 from eval.world_agent.maintain import replay_run
 from eval.world_agent.own import OwnPlayer, load_player
 from eval.world_agent.talk import Reply, Turn
-from tests.training_toy import TOY
 from unify_agent import errors
 from unify_agent.errors import UserError
 from unify_agent.files import write_text
-from unify_agent.interleave.transforms import Transform
 from unify_agent.judging import assistant, system, user
-from unify_agent.model.bagel import Bagel
-from unify_agent.model.initialise import initialise
-from unify_agent.model.saving import save_folder
-from unify_agent.model.vae import FluxVae
-from unify_agent.model.weights import Description
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A tiny model of random weights that reads 20,000 tokens."""
-    where = tmp_path_factory.mktemp("own")
-    (where / "tokenizer").mkdir()
-    tokenizer().save(str(where / "tokenizer" / "tokenizer.json"))
-    config = replace(TOY, llm=replace(TOY.llm, vocab_size=512, max_position_embeddings=20_000))
-    description = Description("paper", {"vae": Transform(64, 32, 16), "vit": Transform(56, 28, 14)}, "compact")
-    state = initialise(Bagel(config), 0).state_dict()
-    return save_folder(where / "tiny", state, config, FluxVae(config.vae), where / "tokenizer", description)
+    return write_tiny_model(tmp_path_factory.mktemp("own"))
 
 
 def command(monkeypatch, capsys, *arguments):
